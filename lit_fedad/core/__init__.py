@@ -1,1 +1,1 @@
-"""What all packages build on: configuration, options, errors, names of clients, checks of what users give."""
+"""Foundations of all packages: configuration, options, errors, names of clients, and checks of user input."""

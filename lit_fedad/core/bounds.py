@@ -26,7 +26,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "evaluation.pro_limit": (1e-6, 1),
     "evaluation.spro_limit": (1e-6, 1),
 }
-"""Smallest and largest number by key; the largest sides are above any use, and below what fills the memory at once."""
+"""Smallest and largest number by key; the bounds of sides exceed any use, but keep a typo from filling the memory."""
 
 
 def at_least(section: str, least: float, /, **numbers: float | None) -> None:
@@ -68,14 +68,14 @@ def within(section: str, least: float, most: float, **numbers: float | None) -> 
 
 
 def pair(key: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """Reads a length, or two of them: rows and columns, or height and width.
+    """Reads one or two lengths, and returns two: rows and columns, or height and width.
 
     Args:
-        key: Name of the value, for the message.
-        value: One whole number for both, or a list of two.
+        key: Key of the value, for the error message.
+        value: One whole number for both lengths, or a list of two.
 
     Raises:
-        UserError: If it is neither, or a number is below 1.
+        UserError: If the value is neither, or a number is below 1.
 
     Example:
         >>> pair("image.size", 224), pair("image.size", [400, 1200])
@@ -92,7 +92,7 @@ def check_alpha(alpha: Any) -> None:
     """Checks ``evaluation.alpha``: ``auto``, a rate, or a list of these.
 
     Raises:
-        UserError: If it is none of them, or an empty list.
+        UserError: If it is none of these, or an empty list.
     """
     for rate in alpha if isinstance(alpha, list) else [alpha]:
         if rate != "auto" and (type(rate) is not float or not 0 < rate < 1):

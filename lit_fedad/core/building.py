@@ -1,7 +1,7 @@
 """Builds objects from sections of the configuration.
 
-``_target_`` names a class or function, whose signature is the schema of its section. A class whose constructor hands
-keywords on (``**options``) takes those of the class above it, too.
+``_target_`` names a class or function, whose signature is the schema of its section. A class whose constructor passes
+keywords on (``**options``) also takes the arguments of its base class.
 """
 
 import difflib
@@ -26,7 +26,7 @@ _CONFIG_TYPES: dict[Any, str] = {
     list: "list", tuple: "list", Sequence: "list",
 }  # fmt: skip
 
-# Values that are no built object.
+# Types of values that the configuration holds directly, in contrast to objects that are built from sections.
 _PLAIN = (bool, int, float, str, types.NoneType, Mapping)
 
 
@@ -39,7 +39,7 @@ def build(node: Any, **given: Any) -> Any:
         **given: Arguments that the configuration cannot hold, such as other objects.
 
     Raises:
-        UserError: For a key that the target does not take, a value of the wrong type, or a key left out.
+        UserError: For a key that the target does not take, a value of the wrong type, or a missing key.
     """
     if node is None:
         return None
@@ -56,12 +56,12 @@ def build(node: Any, **given: Any) -> Any:
 
 
 def takes(node: Mapping[str, Any], argument: str) -> bool:
-    """Tells whether the target of a configuration node takes an argument of this name."""
+    """Returns whether the target of a configuration node takes an argument of this name."""
     return argument in parameters_of(locate(node["_target_"]))
 
 
 def targets(node: Any) -> Iterator[Any]:
-    """Yields every ``_target_`` in nested sections and lists, whatever it is."""
+    """Yields the value of every ``_target_`` in nested sections and lists, whatever its type."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield node["_target_"]
@@ -71,10 +71,16 @@ def targets(node: Any) -> Iterator[Any]:
 
 
 def call(target: Callable[..., T], section: Mapping[str, Any], name: str, **given: Any) -> T:
-    """Calls a function or class with a section that has no ``_target_``, and what the section cannot hold.
+    """Calls a function or class with the arguments in a section without ``_target_``.
+
+    Args:
+        target: The function or class.
+        section: Its arguments.
+        name: Name of the section in errors.
+        **given: Arguments that the configuration cannot hold.
 
     Raises:
-        UserError: As `build`.
+        UserError: As in `build`.
     """
     check_arguments(target, name, section, given)
     return target(**section, **given)
@@ -108,10 +114,17 @@ def check_arguments(
     given: Mapping[str, Any],
     some_left: bool = False,
 ) -> None:
-    """Refuses arguments that a function or class does not take, and those of the wrong type.
+    """Refuses arguments that a function or class does not take, arguments of the wrong type, and missing ones.
+
+    Args:
+        target: The function or class.
+        name: Its name in errors.
+        arguments: Arguments from the configuration.
+        given: Further arguments, from code.
+        some_left: Whether arguments may be missing.
 
     Raises:
-        UserError: As `build`.
+        UserError: As in `build`.
     """
     parameters = parameters_of(target)
     try:
@@ -132,7 +145,7 @@ def check_arguments(
 
 
 def _takers(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yields a function or class, and the classes above it as far as constructors hand keywords on."""
+    """Yields a function or class, and then its base classes as long as constructors pass keywords on."""
     takers: list[Callable[..., Any]] = [target]
     if inspect.isclass(target):
         takers += [kind for kind in target.__mro__ if "__init__" in vars(kind)][1:]
@@ -144,12 +157,12 @@ def _takers(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 @cache
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of a function or class that have names, with those of the classes above."""
+    """Returns the named parameters of a function or class, with those of its base classes."""
     parameters: dict[str, inspect.Parameter] = {}
     try:
         for taker in _takers(target):
             parameters = {**inspect.signature(taker).parameters, **parameters}
-    except (TypeError, ValueError) as error:  # no function or class, or one of C that does not say it
+    except (TypeError, ValueError) as error:  # no function or class, or one written in C without a signature
         raise UserError(f"_target_ {target!r} is nothing that a section can describe: {error}") from error
     unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind not in unnamed}
@@ -157,7 +170,7 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 @cache
 def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the types of the parameters of a function or class, as far as they can be read."""
+    """Returns the types of the parameters of a function or class, as far as its annotations can be resolved."""
     annotations: dict[str, Any] = {}
     for taker in _takers(target):
         try:
@@ -169,20 +182,26 @@ def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def options_of(target: Callable[..., Any], argument: str) -> tuple[str, ...]:
-    """Returns the texts that an argument is declared to take (``Literal``); of none where it takes any, or no text."""
+    """Returns the strings that an argument accepts (``Literal``); empty if it accepts any string, or none."""
     parts = alternatives(_annotations(target).get(argument, Any))
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
     return tuple(option for part in literals for option in typing.get_args(part) if isinstance(option, str))
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Returns the types that a union joins; of any other type that one."""
+    """Returns the types of a union; for any other type, a tuple of that type."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if union else (annotation,)
 
 
 def check_type(value: Any, annotation: Any, where: str) -> None:
-    """Refuses scalars, paths and lists of the wrong type; what is more complicated is checked by the target."""
+    """Refuses scalars, paths and lists of the wrong type; values of other types are checked by the target.
+
+    Args:
+        value: The value.
+        annotation: Its declared type.
+        where: Name of the value in errors.
+    """
     if typing.get_origin(annotation) is typing.Literal:
         choices = typing.get_args(annotation)
         if value not in choices:
@@ -208,23 +227,23 @@ def check_type(value: Any, annotation: Any, where: str) -> None:
             check_type(part, float, f"{where}[{number}]")
 
 
-def _check_built(value: Any, taken: Sequence[Any], where: str) -> None:
-    """Refuses a plain value where all that is taken are objects of classes, which sections build."""
-    classes = all(inspect.isclass(one) and one not in (Any, object) for one in taken)
-    checked = tuple(one for one in taken if not getattr(one, "_is_protocol", False))
+def _check_built(value: Any, accepted: Sequence[Any], where: str) -> None:
+    """Refuses a plain value where only objects of classes are accepted, which are built from sections."""
+    classes = all(inspect.isclass(one) and one not in (Any, object) for one in accepted)
+    checked = tuple(one for one in accepted if not getattr(one, "_is_protocol", False))
     if classes and isinstance(value, _PLAIN) and not isinstance(value, checked):
         raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
 
 
 def check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Refuses the first key that is not known, naming the nearest that is."""
+    """Refuses the first key that is not known; the error names the most similar known key."""
     for key in mapping:
         if key not in known:
             raise UserError(f"{where} has no key '{key}'{nearest(key, known)}")
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Returns the end of a message: the key that was perhaps meant, or all there are."""
+    """Returns the end of an error message: the key that was perhaps meant, or all valid keys."""
     names = sorted(known)
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names) or 'none'}"

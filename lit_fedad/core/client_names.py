@@ -1,4 +1,4 @@
-"""What clients are called where people read of them."""
+"""The names of clients in output for people."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lit_fedad.core.errors import UserError
 
 @dataclass(frozen=True)
 class ClientNames:
-    """The names of a federation's clients: a site has the one that its operator knows, any other client its number.
+    """The names of a federation's clients: a site has the name that its operator knows, other clients their number.
 
-    Computation knows clients by number; whoever writes a line for people asks here.
+    Computations identify clients by number; code that writes text for people gets the names here.
 
     Attributes:
-        sites: Names of sites by client number; of none where clients are no sites.
+        sites: Names of sites by client number; empty where clients are no sites.
 
     Example:
         >>> names = ClientNames({0: "north"})
@@ -31,7 +31,7 @@ class ClientNames:
         """Reads the names from the content of a run's ``result.json``.
 
         Raises:
-            UserError: If its sites have no numbers.
+            UserError: If a site in it has no number.
         """
         try:
             return cls({int(site["client"]): str(name) for name, site in result.get("sites", {}).items()})
@@ -39,7 +39,7 @@ class ClientNames:
             raise UserError("result.json: sites needs the number of each site under its name") from error
 
     def label(self, client: int) -> str:
-        """Returns the bare name, as a heading of a table has it."""
+        """Returns the bare name, for example for the heading of a table."""
         return self.sites.get(client, str(client))
 
     def title(self, client: int) -> str:
@@ -47,11 +47,11 @@ class ClientNames:
         return f"site {self.sites[client]}" if client in self.sites else f"client {client}"
 
     def titled(self, causes: Mapping[int, str]) -> dict[str, str]:
-        """Returns texts by the clients' titles instead of their numbers."""
+        """Replaces the client numbers in a mapping by the clients' titles."""
         return {self.title(client): cause for client, cause in causes.items()}
 
     def number(self, label: str) -> int | None:
-        """Finds a client by its label or, a site too, by its number; None where it is neither.
+        """Finds a client by its label; a site also by its number. Returns None if the label is neither.
 
         Example:
             >>> names = ClientNames({1: "north"})
@@ -63,4 +63,4 @@ class ClientNames:
 
 
 NUMBERS = ClientNames()
-"""The names of clients that have numbers alone."""
+"""The names of clients that have only numbers."""

@@ -1,4 +1,4 @@
-"""Composes the configuration (Hydra) to plain dictionaries; what wins over what: docs/configuration.md."""
+"""Composes the configuration with Hydra into plain dictionaries; docs/configuration.md has the precedence."""
 
 import difflib
 import functools
@@ -45,7 +45,7 @@ TYPES: dict[str, Any] = {
     "calibration.by": typing.Literal["product", "client"],
     "learning_rate_decay": typing.Literal["cosine", None],
 }
-"""Types of keys whose default value does not tell them."""
+"""Types of keys whose default value does not show their type."""
 
 _NEEDED: dict[str, Any] = {
     **dict.fromkeys(("data", "partition", "task"), Mapping),
@@ -54,10 +54,10 @@ _NEEDED: dict[str, Any] = {
     "federation.pool_bytes": int,
     "tracking.enabled": bool,
 }
-"""Types of keys beside those of ``config.yaml`` that every run has; a mapping has a ``_target_``."""
+"""Types of keys that every run has in addition to those of ``config.yaml``; a mapping must have a ``_target_``."""
 
 _TOO_LARGE = 1 << 63
-"""Magnitude of whole numbers that no file of a run holds."""
+"""Magnitude from which whole numbers do not fit into a run's files."""
 
 RENAMED = {
     "feddymem_trained": "method=feddymem",
@@ -65,7 +65,7 @@ RENAMED = {
     "feddymem_noised": "method=federated_bank federation/privacy=central federation.privacy.epsilon=8",
     "feddymem_close": "method=feddymem with the settings of docs/lab/feddymem.md",
 }
-"""Methods of version 0.2 by what is given in their place."""
+"""Settings that replace methods of version 0.2, by the name of the method."""
 
 _NO_PRESET = (
     "the method's YAML brings no preset: its first line must be '# @package _global_', and its defaults need"
@@ -74,14 +74,14 @@ _NO_PRESET = (
 
 
 def conf_folder() -> Path:
-    """Returns the packaged configuration; in a checkout, the one at the top of the repository."""
+    """Returns the folder of the packaged configuration; in a checkout, the one at the top of the repository."""
     package = Path(__file__).parents[1]
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
 def config_groups() -> list[str]:
-    """Lists the configuration groups, those within groups too: ``federation``, ``federation/robust``."""
+    """Lists the configuration groups, also those within groups: ``federation``, ``federation/robust``."""
     return list(_groups(conf_folder()))
 
 
@@ -97,15 +97,15 @@ def choices(group: str) -> list[str]:
 
 
 def _hydra() -> AbstractContextManager[None]:
-    """Lets Hydra compose from the packaged configuration, for a block."""
+    """Lets Hydra compose from the packaged configuration during a block."""
     return initialize_config_dir(str(conf_folder().resolve()), version_base="1.3")
 
 
 def _composed(overrides: Sequence[str], **options: bool) -> DictConfig:
-    """Composes with Hydra, within `_hydra`.
+    """Composes with Hydra; to be called within `_hydra`.
 
     Raises:
-        UserError: If a file cannot be read, such as one of the user's own.
+        UserError: If a file of the configuration cannot be read, such as one that the user has added.
         HydraException, OmegaConfBaseException: If overrides cannot be composed.
     """
     try:
@@ -117,10 +117,10 @@ def _composed(overrides: Sequence[str], **options: bool) -> DictConfig:
 
 
 def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
-    """Reads what a run without overrides takes; torch is not imported for it.
+    """Reads the defaults of a run without overrides; torch is not imported for it.
 
     Returns:
-        The choice of each configuration group, and the text of each key at the top; empty where others decide it.
+        The choice of each configuration group, and the text of each top-level key; empty where it refers to others.
     """
     with _hydra():
         composed = _composed([], return_hydra_config=True)
@@ -137,7 +137,7 @@ def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
 
 
 def given_keys(overrides: Iterable[str]) -> set[str]:
-    """Returns the keys that overrides give."""
+    """Returns the keys that overrides set."""
     return {override.lstrip("+").partition("=")[0] for override in overrides}
 
 
@@ -151,11 +151,11 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         The resolved configuration as plain dictionaries.
 
     Raises:
-        UserError: For a misspelt key or value, naming the nearest valid one.
+        UserError: For a misspelt key or value; the error names the most similar valid one.
     """
     overrides = _removing(map(as_typed, overrides))
     _check_given(overrides)
-    # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
+    # To compose without the debug preset: all groups and keys of data and images; others may be keys of the preset.
     plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
     try:
         register_resolvers()
@@ -171,7 +171,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     except MissingMandatoryValue as error:
         raise UserError(f"'{error.full_key}' must be given: {error.full_key}=...") from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(redact(_explain(error, plain))) from None  # its cause quotes overrides, passwords too
+        raise UserError(redact(_explain(error, plain))) from None  # the cause may quote passwords
     config = typing.cast("Config", container)
     _check_read(overrides, chosen, config)
     check_root(config)
@@ -180,20 +180,20 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def chosen(overrides: Iterable[str]) -> dict[str, str | None]:
-    """Returns the name of each group's file, of overrides that can be composed."""
+    """Returns the name of each group's file under overrides that can be composed."""
     with _hydra():
         composed = _composed(_removing(map(as_typed, overrides)), return_hydra_config=True)
     return dict(composed.hydra.runtime.choices)
 
 
 def _removing(overrides: Iterable[str]) -> list[str]:
-    """Writes ``group=null`` as ``~group``: only so does Hydra remove a group, and other keys by ``key=null``."""
+    """Replaces ``group=null`` by ``~group``, by which Hydra removes a group; other keys are removed by ``key=null``."""
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}
     return [empty.get(override.lstrip("+"), override) for override in overrides]
 
 
 def unresolved(overrides: Iterable[str]) -> Config:
-    """Composes the configuration with its references (``${grid}``) as they are written, and checks nothing.
+    """Composes the configuration without resolving its references (``${grid}``) and without checks.
 
     Raises:
         HydraException, OmegaConfBaseException: If it cannot be composed.
@@ -204,12 +204,12 @@ def unresolved(overrides: Iterable[str]) -> Config:
 
 
 def _check_given(overrides: Sequence[str]) -> None:
-    """Refuses what Hydra would take for something else, and the removal of what every run has."""
+    """Refuses overrides that Hydra would misunderstand, and the removal of groups that every run has."""
     named = {override.lstrip("+") for override in overrides}
     if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
         raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
     for override in overrides:
-        # Hydra looks for a file of the name of every key.
+        # Hydra looks for a file with the name of every key, so keys must not be too long for a file name.
         if not re.match(r"~|\+{0,2}[^=+][^=]{0,250}=", override):
             raise UserError(f"'{override:.100}' is not of the form key=value")
         if re.match(r"[+~]*hydra[./=]", override):
@@ -218,13 +218,13 @@ def _check_given(overrides: Sequence[str]) -> None:
 
 
 def _check_read(overrides: Sequence[str], chosen: Mapping[str, Any], config: Config) -> None:
-    """Refuses a method without a preset, and settings of an encoder or loss that the run does not read."""
+    """Refuses a method without a preset, and settings of an encoder or a loss that the run does not use."""
     if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
         raise UserError(_NO_PRESET)
-    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
-    if asked and chosen.get("features") == "frozen":
+    encoder = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
+    if encoder and chosen.get("features") == "frozen":
         raise UserError(
-            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
+            f"{encoder[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
         )
     loss = [override for override in overrides if override.startswith("contrastive_loss=")]
     if loss and "warmup_loss" not in config["task"]:
@@ -232,28 +232,28 @@ def _check_read(overrides: Sequence[str], chosen: Mapping[str, Any], config: Con
 
 
 def _check_choice(override: str) -> None:
-    """Refuses a choice of a group that no file of the package has: Hydra would read any file behind ``../``."""
+    """Refuses a choice of a group without such a file in the package: Hydra would read any file behind ``../``."""
     key, _, given = override.lstrip("+").partition("=")
     group, name = key.partition("@")[0], given.strip("'\"")
     if group not in config_groups() or name in ("null", "???", *choices(group)):
         return
-    if "," not in name or name.startswith("["):  # of a,b Hydra says that it is two values
+    if "," not in name or name.startswith("["):  # for a,b Hydra's own error says that these are two values
         raise UserError(_no_choice(group, name))
 
 
 def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool) -> DictConfig:
-    """Composes anew with what the method brings for secure sums or noise (``method.under``), where there is some."""
-    brought = composed.method.get("under")
-    if brought is None:
+    """Composes again with the method's settings for secure sums or noise (``method.under``), if it has any."""
+    under = composed.method.get("under")
+    if under is None:
         return composed
-    if not isinstance(brought, DictConfig):
-        raise UserError(f"method.under={brought} must be a section, or null")
+    if not isinstance(under, DictConfig):
+        raise UserError(f"method.under={under} must be a section, or null")
     privacy = composed.federation.get("privacy")
     noised = privacy is not None and privacy.get("epsilon") is not None
     kind = "noised" if noised else "secure" if composed.federation.get("secure_sum") is not None else None
-    # The debug preset has fewer rounds than these.
+    # The debug preset keeps its own number of rounds, which is smaller.
     settings = [
-        one for one in (brought.get(kind, ()) if kind else ()) if not (debug and one.startswith("rounds="))
+        one for one in (under.get(kind, ()) if kind else ()) if not (debug and one.startswith("rounds="))
     ]
     if settings:
         composed = hydra_compose("config", [*settings, *overrides])
@@ -266,7 +266,7 @@ def check_root(config: Config) -> None:
     """Checks the keys that no target's signature describes against the keys and types of ``config.yaml``.
 
     Raises:
-        UserError: Naming the first key that is none, or whose value has another type or is out of range.
+        UserError: Naming the first key that is not valid, or whose value has another type or is out of range.
     """
     root = _parsed((conf_folder() / "config.yaml").read_text())
     groups = set(config_groups())
@@ -283,11 +283,11 @@ def check_root(config: Config) -> None:
         if not isinstance(section, Mapping):
             raise UserError(f"{name}={section!r} must be a section")
         prefix = f"{name}." if isinstance(default, dict) else ""
-        if name != "image":  # whose other keys are the transform's
+        if name != "image":  # other keys of the image are arguments of its transform
             check_keys(section, set(defaults), name)
         for key in defaults.keys() & section.keys():
             default = defaults[key]
-            # Where nothing is given, a path can be.
+            # Keys that are null by default take paths.
             annotation = str | None if default is None else type(default)
             check_type(section[key], TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config.get("callbacks", {}))
@@ -301,10 +301,10 @@ def check_root(config: Config) -> None:
 
 
 def _check_complete(config: Config) -> None:
-    """Checks that a composed configuration has what every run needs, and values that its files can hold.
+    """Checks that a composed configuration has the keys that every run needs, and values that its files can hold.
 
     Raises:
-        UserError: Naming a key that was removed (``~key``), or whose value is none of its kind, or not UTF-8.
+        UserError: Naming a key that was removed (``~key``), or whose value is of another type, too large or not UTF-8.
     """
     root = _parsed((conf_folder() / "config.yaml").read_text())
     for key in (*flatten({name: default for name, default in root.items() if name != "defaults"}), *_NEEDED):
@@ -348,7 +348,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         return f"{match[2]} must be a section; give {match[1]}=..."
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
-        if key == "experiment" or "@method." in key:  # the same without the first line
+        if key == "experiment" or "@method." in key:  # the latter if the first line of the YAML is missing
             return _NO_PRESET
         return f"unknown key '{key}'{_instead(key, overrides)}"
     if match := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
@@ -367,8 +367,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
 
 
 def _instead(key: str, overrides: list[str]) -> str:
-    """Returns the end of a message: what may be meant by a key that there is not."""
-    # A preset may choose another file of the group after this key was looked up: not suggested again.
+    """Returns the end of an error message: suggestions in place of a key that does not exist."""
+    # The key itself is not suggested: it may exist once a preset chooses another file of the group.
     keys = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
     section, _, name = key.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
@@ -391,7 +391,7 @@ def _no_choice(group: str, name: str) -> str:
 
 
 def _flat_keys(overrides: list[str]) -> set[str]:
-    """Dotted keys of all sections and values; none where the configuration cannot be composed."""
+    """Returns the dotted keys of all sections and values; empty where the configuration cannot be composed."""
     try:
         container = unresolved(overrides)
     except (HydraException, OmegaConfBaseException):

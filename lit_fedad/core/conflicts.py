@@ -1,4 +1,4 @@
-"""Settings of a command that contradict each other, which are refused, or that nothing of its run reads."""
+"""Finds settings of a command that contradict each other, which are refused, or that its run does not use."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,22 +19,22 @@ def check_conflicts(config: Config, overrides: Sequence[str]) -> None:
 
     Args:
         config: The composed configuration.
-        overrides: Those of the command.
+        overrides: Overrides of the command.
 
     Raises:
-        UserError: Naming the setting, who sets it, and what to give.
+        UserError: Naming the setting, the preset that sets it, and what to give instead.
     """
     _check_presets(config, overrides)
     _check_form_of_images(overrides)
 
 
 def _check_presets(config: Config, overrides: Sequence[str]) -> None:
-    """Refuses settings of a preset that the file that a command chose for their group does not take."""
-    asked = {key.lstrip("~") for key in given_keys(overrides)}
-    if not (asked & set(config_groups())) - {"method", "debug"}:
+    """Refuses settings of a preset for a group if the file that the command chooses for the group lacks them."""
+    keys = {key.lstrip("~") for key in given_keys(overrides)}
+    if not (keys & set(config_groups())) - {"method", "debug"}:
         return  # a method's own presets fit each other
     files, folder = chosen(overrides), conf_folder()
-    given_prefixes = tuple(f"{key}." for key in asked)
+    given_prefixes = tuple(f"{key}." for key in keys)
     for group, name in files.items():
         section = config.get(group)
         if name is None or not isinstance(section, Mapping) or "_target_" not in section:
@@ -55,7 +55,7 @@ def _check_presets(config: Config, overrides: Sequence[str]) -> None:
         sections = {file.stem: _file(file) for file in sorted((folder / group).glob("*.yaml"))}
         fitting = [
             stem
-            for stem, one in sections.items()  # some files set keys of other groups too, and so name their own
+            for stem, one in sections.items()  # some files set keys of other groups too, and have a section for each
             if all(_takes(one.get(group, one), *item) for item in not_taken.items())
         ]
         ways = [f"{group}={' or '.join(fitting)}"] if 0 < len(fitting) < 5 else []
@@ -68,23 +68,27 @@ def _check_presets(config: Config, overrides: Sequence[str]) -> None:
 
 
 _OF_IMAGES = re.compile(r"\$\{(?:oc\.select:)?((?:image|data)\.\w+)|\$\{pixels:(\w+)")
-"""References to what the images' own sections say: ``${image.size}``, ``${pixels:mean}``."""
+"""References to the sections that describe the images: ``${image.size}``, ``${pixels:mean}``."""
 
 
 def _check_form_of_images(overrides: Sequence[str]) -> None:
-    """Refuses size, channels and statistics of images that a command gives to a part that has the images' own."""
+    """Refuses size, channels or statistics of images that a command sets in a part that takes them from the images."""
     for given in overrides:
         key, _, value = given.lstrip("+").partition("=")
         if not re.fullmatch(r"(task|method|encoder)\..*(image_size|channels|inputs|mean|std)", key):
             continue
         as_written = value_at(unresolved([override for override in overrides if override is not given]), key)
-        if isinstance(as_written, str) and (said := _OF_IMAGES.search(as_written)):
-            source = said[1] or f"image.{said[2]}"
+        if isinstance(as_written, str) and (reference := _OF_IMAGES.search(as_written)):
+            source = reference[1] or f"image.{reference[2]}"
             raise UserError(f"{given}: it is that of the images everywhere; give {source}={value}")
 
 
 def _takes(file_section: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Tells whether a file's section takes a key, and has the part that the value changes or changes that part."""
+    """Returns whether a setting fits a file's section.
+
+    The section must take the key. If the value is a section without ``_target_``, the file must have such a section to
+    be changed; if it has a ``_target_``, that must take the keys that the file gives for this section.
+    """
     if key not in file_section:
         return "_target_" in file_section and key in parameters_of(locate(file_section["_target_"]))
     if not isinstance(value, Mapping):
@@ -96,7 +100,7 @@ def _takes(file_section: Mapping[str, Any], key: str, value: Any) -> bool:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    """Reads a group's file over those of its group that it builds on; empty where there is none."""
+    """Reads a group's file, merged over the files of the group that it extends; empty if there is no such file."""
     if not path.is_file():
         return {}
     content = yaml.safe_load(path.read_text()) or {}
@@ -110,37 +114,39 @@ def _file(path: Path) -> dict[str, Any]:
 _BY_REFERENCE = frozenset(
     ("backbone", "condensation", "distillation", "encoder", "features", "grid", "public", "warmup")
 )
-"""Sections and keys that a run reads only where another section refers to them (``${grid}``), or takes them."""
+"""Sections and keys that a run uses only if another section refers to them (``${grid}``) or takes them."""
 
 _OF_ANOMALIES = (
     "calibration", "evaluation.alone", "evaluation.alpha", "evaluation.pro_limit", "evaluation.spro_limit",
 )  # fmt: skip
 _OF_CLASSES = ("evaluation.client_test",)
-"""Sections and keys that runs of one kind of task read alone."""
+"""Sections and keys that are used only in runs of one kind of task: anomaly detection or classification."""
 
 
 def unread(overrides: Sequence[str]) -> list[str]:
-    """Returns those of a command's overrides that its run does not read.
+    """Returns the overrides of a command that its run does not use.
 
     Args:
-        overrides: Of a configuration that can be composed.
+        overrides: Overrides of a configuration that can be composed.
 
     Returns:
-        Overrides of sections that no part of the run refers to and none takes as an argument, and of those that belong
-        to the other kind of task, in their order.
+        Overrides of sections that no part of the run refers to or takes as an argument, and overrides of sections that
+        belong to the other kind of task, in their order.
     """
-    asked = [given for given in overrides if _names(given, (*_BY_REFERENCE, *_OF_ANOMALIES, *_OF_CLASSES))]
-    asked = [given for given in asked if not given.startswith("~") and not given.endswith("=null")]
-    if not asked:
+    candidates = [
+        given for given in overrides if _names(given, (*_BY_REFERENCE, *_OF_ANOMALIES, *_OF_CLASSES))
+    ]
+    candidates = [given for given in candidates if not given.startswith("~") and not given.endswith("=null")]
+    if not candidates:
         return []
     config = unresolved(overrides)
     classifies = getattr(locate(config["task"]["_target_"]), "kind", None) == "classification"
-    read = _referred(config) | _taken(config) | {*(_OF_CLASSES if classifies else _OF_ANOMALIES)}
-    return [given for given in asked if not _names(given, read)]
+    used = _referred(config) | _taken(config) | {*(_OF_CLASSES if classifies else _OF_ANOMALIES)}
+    return [given for given in candidates if not _names(given, used)]
 
 
 def _names(override: str, sections: Iterable[str]) -> bool:
-    """Tells whether an override gives a section, what holds it, or a part of it."""
+    """Returns whether an override sets one of some sections, a part of it, or a section that contains it."""
     key = f"{key_of(override)}."
     return any(key.startswith(f"{name}.") or f"{name}.".startswith(key) for name in sections)
 
@@ -152,18 +158,18 @@ def _taken(config: Config) -> set[str]:
 
 
 def _referred(config: Config) -> set[str]:
-    """Returns the dotted keys that sections refer to, and those that these refer to in turn."""
+    """Returns the dotted keys that sections refer to, directly or through other keys."""
     referred: set[str] = set()
-    waiting: list[Any] = [section for name, section in config.items() if name not in _BY_REFERENCE]
-    while waiting:
-        for reference in set(_references(waiting.pop())) - referred:
+    pending: list[Any] = [section for name, section in config.items() if name not in _BY_REFERENCE]
+    while pending:
+        for reference in set(_references(pending.pop())) - referred:
             referred.add(reference)
-            waiting.append(value_at(config, reference))
+            pending.append(value_at(config, reference))
     return referred
 
 
 def _references(value: Any) -> Iterator[str]:
-    """Yields the dotted keys within ``${}`` of a nested value."""
+    """Yields the dotted keys in references (``${}``) anywhere in a nested value."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Fits what ``debug=`` sets to the method and the data that it is composed with."""
+"""Adapts the settings of the debug preset (``debug=``) to the method and the data of the run."""
 
 import re
 from collections.abc import Callable, Collection
@@ -14,15 +14,21 @@ from lit_fedad.core.sizes import gives_arrays
 def fit_preset(
     composed: DictConfig, plain: DictConfig, reader: Callable[..., Any], given: Collection[str]
 ) -> None:
-    """Fits a debug preset to the method and to the data.
+    """Adapts a debug preset to the method and to the data.
 
-    Numbers of method and encoder become those that the preset's ``most`` has for the last word of their key (``epochs``
-    of ``local_epochs``), where they are larger and the command does not give them: ``given`` has its keys.
+    The preset's ``most`` has upper limits by the last word of a key (``epochs`` for ``local_epochs``). Larger numbers
+    of method and encoder are lowered to these limits, unless the command gives them.
 
-    Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
-    have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
-    in stages still do, a stage a round, and images that one client holds (``method=centralised``) stay with it. A
-    backbone that the command leaves out stays out.
+    Keys of the data or the partition that only the preset names are kept if the reader takes them; parts of the data
+    take those of them that they have and that are null. Images in memory keep the size that the data's ``size`` says,
+    if there is one. Classes that come in stages still do so, one stage in each round, and images that a single client
+    holds (``method=centralised``) stay with that client. A backbone that the command leaves out stays out.
+
+    Args:
+        composed: The configuration with the preset, which is changed in place.
+        plain: The configuration without the preset.
+        reader: The reader of the data.
+        given: Keys that the command gives.
     """
     limits = {
         key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
@@ -45,7 +51,7 @@ def fit_preset(
             for key in set(composed[group]) - set(plain[group]) - set(parameters_of(taker)):
                 if f"{group}.{key}" not in given:
                     del composed[group][key]
-        # The preset's size, not the command's.
+        # The size differs from the plain one, so the preset has set it, not the command.
         if gives_arrays(reader) and composed.image.size != plain.image.size:
             composed.image.size = plain.data.get("size", composed.image.size)
         if "stages" in plain.partition and "stages" not in composed.partition:

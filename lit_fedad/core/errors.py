@@ -1,14 +1,14 @@
-"""The one exception whose message is meant for the person at the keyboard, and what other errors say."""
+"""The exception whose message is meant for users, and helpers that shorten the messages of other errors."""
 
 ANEW = "train with another out=DIR, or fresh=true"
-"""What a run is begun anew by; of real sites `FederationFolder.advised` puts other words in its place."""
+"""Advice on how to begin a run again; for runs of real sites `FederationFolder.advised` replaces these words."""
 
 RESTORE = f"restore it from a copy, or {ANEW}"
-"""What to do about a file of a run that was changed or is missing."""
+"""Advice about a file of a run that was changed or is missing."""
 
 
 class UserError(Exception):
-    """Bad input that the user can mend.
+    """The error for bad input, which the user can correct.
 
     The message is one clear line: it names the file, key or client and says what to do. The command line prints
     it without a traceback and exits with status 2.
@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 def not_there(holder: object, name: str) -> NotImplementedError:
-    """Builds the error of a method that a class has to define, and does not.
+    """Builds the error for a method that a class must define, but does not.
 
     Example:
         >>> str(not_there(1, "send"))
@@ -46,7 +46,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_sentence(error: BaseException) -> str:
-    """Returns the first sentence of an error of torch, whose next one advises to read the file without protection.
+    """Returns the first sentence of an error of torch; the next one would advise to read the file without protection.
 
     Example:
         >>> first_sentence(ValueError("Weights only load failed. Set weights_only to False."))
@@ -56,6 +56,6 @@ def first_sentence(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an error says that memory could not be had; torch has no class for that of the processor."""
-    told = ("out of memory", "can't allocate memory")
-    return isinstance(error, MemoryError) or any(words in str(error) for words in told)
+    """Returns whether memory was exhausted; the text is searched, as torch has no class for this error on CPUs."""
+    phrases = ("out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)

@@ -1,4 +1,4 @@
-"""Packages that only some commands need, by the extra of this one that installs them."""
+"""Optional packages, which only some commands need, by the extra of this package that installs them."""
 
 from importlib.util import find_spec
 
@@ -23,8 +23,12 @@ EXTRAS = {
 def require(extra: str, what: str) -> None:
     """Checks that the packages of an extra are installed.
 
+    Args:
+        extra: The extra.
+        what: What needs the packages, for the error message.
+
     Raises:
-        UserError: If one is missing.
+        UserError: If a package is missing.
     """
     if missing := lacking(extra):
         raise UserError(f"{what} needs {', '.join(missing)}: {install(extra)}")

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, files of a folder that may come from anybody, and a full disk."""
+"""Atomic writing, safe reading of files in folders that may come from anybody, and one-line errors of file systems."""
 
 import errno
 import hashlib
@@ -16,23 +16,23 @@ from lit_fedad.core.errors import UserError
 
 @contextmanager
 def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
-    """Writes a file beside its place, and puts it there when the block ends without an error.
+    """Lets a block write a temporary file, and renames it to its final path if the block ends without an error.
 
     Args:
         path: The file; missing folders are created.
-        durable: Whether the file is on disk when the block has ended. Such a file has one writer at a time: what a
-            killed one left is written over by the next.
+        durable: Whether the file is on disk when the block has ended. A durable file must have one writer at a time:
+            the next writer overwrites the temporary file that a killed writer has left.
 
     Yields:
-        A path to write to, in the same folder.
+        The temporary path to write to, in the same folder.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = "" if durable else f".{os.getpid()}"
     partial = path.with_name(f".{path.name}{writer}.partial")
-    partial.unlink(missing_ok=True)  # in a folder from elsewhere a link may lie there
+    partial.unlink(missing_ok=True)  # a folder from somebody else may have a link with this name
     try:
         yield partial
         if durable:
@@ -45,17 +45,18 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
 
 
 def absent(path: Path) -> list[Path]:
-    """Lists a file and the folders that it lies in, as far as they do not exist, the file first."""
+    """Lists the file and its parent folders that do not exist, the file first."""
     return [part for part in (path, *path.parents) if not part.exists()]
 
 
 @contextmanager
 def undone(made: Iterable[Path], unless: Path | None) -> Iterator[None]:
-    """Removes what a block made where it fails, unless a file exists by then.
+    """Removes files and folders that a block has created, if the block fails.
 
     Args:
-        made: Files and folders, inner ones first; a folder in which others write stays, and those above it.
-        unless: That file; None for no such exception.
+        made: Files and folders to remove, inner ones first. A folder that is not empty stays, and so do its parents.
+        unless: A file that keeps everything from being removed if it exists when the block fails; None for no such
+            file.
     """
     try:
         yield
@@ -71,7 +72,7 @@ def write_secret(path: Path, content: bytes) -> None:
     """Writes a file that only its owner can read.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     with atomic(path, durable=True) as partial:
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -80,10 +81,10 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def appended(path: Path) -> TextIO:
-    """Opens a file of text to write at its end, and no file that a link in its place leads to.
+    """Opens a text file to append to it; links are not followed.
 
     Raises:
-        OSError: If it is a link, or cannot be written.
+        OSError: If the path is a link, or the file cannot be written.
     """
     return open(
         path,
@@ -96,7 +97,7 @@ def appended(path: Path) -> TextIO:
 
 
 def sync(path: Path) -> None:
-    """Writes the content of a file or folder to disk."""
+    """Waits until the content of a file or folder is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -105,19 +106,19 @@ def sync(path: Path) -> None:
 
 
 def user_cache() -> Path:
-    """Returns the folder of what is kept for other runs.
+    """Returns the cache folder, which runs share.
 
-    ``LIT_FEDAD_CACHE``, or else ``lit_fedad`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    It is ``LIT_FEDAD_CACHE``, or else ``lit_fedad`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
     """
-    own, of_user = os.environ.get("LIT_FEDAD_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(own or f"{of_user}/lit_fedad").expanduser()
+    own, user_cache_home = os.environ.get("LIT_FEDAD_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(own or f"{user_cache_home}/lit_fedad").expanduser()
 
 
 def link(source: Path, target: Path) -> None:
-    """Gives a file a second name; on a file system without hard links it is copied.
+    """Creates a hard link to a file; on a file system without hard links the file is copied.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the link cannot be written.
     """
     try:
         os.link(source, target)
@@ -132,28 +133,32 @@ def sha256(path: Path) -> str:
 
 
 LARGEST_TEXT = 1 << 28
-"""Most bytes of a file of text, such as settings or results."""
+"""Largest size in bytes of a text file, such as settings or results."""
 
 
 def check_regular(path: Path) -> None:
-    """Refuses pipes, sockets and devices, whose reading may never end.
+    """Refuses pipes, sockets and devices: reading them may never end.
 
     Args:
         path: A file; links are followed.
 
     Raises:
-        UserError: It is no regular file.
-        OSError: It cannot be found.
+        UserError: If it is no regular file.
+        OSError: If it cannot be found.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise UserError(f"{path}: is no regular file (but a folder, pipe, socket or device); leave it out")
 
 
 def given_path(key: str, path: object) -> Path:
-    """Returns a path that somebody's Python code gives, below the home folder where it begins with ``~``.
+    """Checks a path that a caller of the Python interface gives, and returns it with ``~`` expanded.
+
+    Args:
+        key: Name of the argument in errors.
+        path: The path.
 
     Raises:
-        UserError: If it is none, empty or too long; `key` names it.
+        UserError: If it is no path, empty or too long.
     """
     if not isinstance(path, str | os.PathLike) or path == "":
         raise UserError(f"{key}: give a path, not {repr(path) if path == '' else type(path).__name__}")
@@ -161,17 +166,17 @@ def given_path(key: str, path: object) -> Path:
         given = Path(path).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), told_too_long():
             given.lstat()
-    except (ValueError, RuntimeError) as error:  # a zero byte, a user that there is none of
+    except (ValueError, RuntimeError) as error:  # a zero byte, or a user that does not exist
         raise UserError(f"{key}: is no path ({error})") from None
     return given
 
 
 @contextmanager
 def told_too_long() -> Iterator[None]:
-    """Tells in one line of a path in a block that is too long for the file system.
+    """Turns the error of a path that is too long for the file system into one line.
 
     Raises:
-        UserError: If there is one.
+        UserError: If a path in the block is too long.
     """
     try:
         yield
@@ -183,14 +188,14 @@ def told_too_long() -> Iterator[None]:
 
 @contextmanager
 def told_unwritable(place: Path | str, within: bool = False) -> Iterator[None]:
-    """Tells in one line that a block cannot write.
+    """Turns the error of a block that cannot write into one line.
 
     Args:
-        place: What it writes.
-        within: Whether the one file is named instead that could not be written, where the system tells which.
+        place: The file or folder that the block writes.
+        within: Whether the error names the single file that could not be written instead, if the system tells which.
 
     Raises:
-        UserError: If it cannot.
+        UserError: If the block cannot write.
     """
     try:
         yield
@@ -201,10 +206,12 @@ def told_unwritable(place: Path | str, within: bool = False) -> Iterator[None]:
 
 @contextmanager
 def told_forbidden(path: Path) -> Iterator[None]:
-    """Tells in one line that a file in a block may not be read, which says nothing of what it holds.
+    """Turns the error of a file that this account may not read into one line.
+
+    Without it the file would be reported as damaged, with the advice to remove it or write it again.
 
     Raises:
-        UserError: If it may not: else it would be called damaged, and advised to be removed or made anew.
+        UserError: If the account may not read the file.
     """
     try:
         yield
@@ -214,29 +221,29 @@ def told_forbidden(path: Path) -> Iterator[None]:
         ) from error
 
 
-def given_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
-    """Reads a file that an operator put in its place, where a link may stand, as to a mounted key.
+def given_bytes(path: Path, max_bytes: int = LARGEST_TEXT) -> bytes:
+    """Reads a file that an operator provides, which may be a link, for example to a mounted key.
 
     Args:
         path: The file; links are followed.
-        most: Most bytes that it may have.
+        max_bytes: Largest accepted size of the file in bytes.
 
     Raises:
-        UserError: If it is no regular file, or longer, or this account may not read it.
+        UserError: If it is no regular file, or larger, or this account may not read it.
         OSError: If it cannot be read for another reason.
     """
     with told_forbidden(path):
         check_regular(path)
-        if (size := path.stat().st_size) > most:
+        if (size := path.stat().st_size) > max_bytes:
             raise UserError(f"{path}: has {size} bytes, more than any file of its kind")
         return path.read_bytes()
 
 
 def check_stored(path: Path) -> None:
-    """Refuses what is no file of the folder itself: a link, pipe, socket, device or folder.
+    """Refuses a path that is no regular file, such as a link, pipe, socket, device or folder.
 
     Raises:
-        UserError: If it is something else.
+        UserError: If it is no regular file.
         OSError: If it cannot be found.
     """
     mode = path.lstat().st_mode
@@ -247,60 +254,66 @@ def check_stored(path: Path) -> None:
 
 
 def check_own(path: Path) -> Path:
-    """Refuses a place that is taken by something other than a file of the folder itself; returns it.
+    """Refuses a path that exists and is no regular file; returns the path.
 
     Raises:
-        UserError: If it is taken by a link, pipe, socket, device or folder.
+        UserError: If it is a link, pipe, socket, device or folder.
     """
     if os.path.lexists(path):
         check_stored(path)
     return path
 
 
-def stored_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
-    """Reads a file of a folder that may come from anybody.
+def stored_bytes(path: Path, max_bytes: int = LARGEST_TEXT) -> bytes:
+    """Reads a file in a folder that may come from anybody; links are refused.
 
     Args:
         path: The file.
-        most: Most bytes that it may have.
+        max_bytes: Largest accepted size of the file in bytes.
 
     Raises:
-        UserError: If it is no file, or a longer one than any that a run writes, or this account may not read it.
+        UserError: If it is no regular file, or larger, or this account may not read it.
         OSError: If it cannot be read for another reason.
     """
     check_stored(path)
-    return given_bytes(path, most)
+    return given_bytes(path, max_bytes)
 
 
 def stored_text(path: Path) -> str:
-    """Reads a file of text as text; raises as `stored_bytes` does, and `UnicodeDecodeError`."""
+    """Reads a text file; raises the errors of `stored_bytes`, and `UnicodeDecodeError`."""
     return stored_bytes(path).decode("utf-8")
 
 
-_HEADER = 1 << 16  # bytes that describe one part of an archive, at most
+_MAX_HEADER_BYTES = 1 << 16  # of one entry in a zip archive
 
 
 def check_unpacked(path: Path) -> None:
-    """Refuses an archive of torch that would become longer as it is read, or that is a small part of its file.
+    """Refuses a file of torch (a zip archive) with compressed entries, or with many bytes that belong to no entry.
 
     Raises:
-        ValueError: If it is one of these.
+        ValueError: If it is such a file.
         zipfile.BadZipFile: If it is no archive.
     """
     with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-    size, unpacked = path.stat().st_size, sum(part.file_size for part in parts)
+        entries = archive.infolist()
+    size, unpacked = path.stat().st_size, sum(entry.file_size for entry in entries)
     if unpacked > size:
         raise ValueError("it is packed")
-    if size > unpacked + _HEADER * (len(parts) + 1):  # a hole of any size would take hours to hash
+    if size > unpacked + _MAX_HEADER_BYTES * (
+        len(entries) + 1
+    ):  # a large sparse file would take hours to hash
         raise ValueError("it has bytes that are of no part of it")
 
 
 def within(folder: Path, name: str) -> Path:
-    """Returns a file or folder that a folder's own list names, and that lies in it.
+    """Returns the path of a file or folder inside a folder, after checking that it really lies there.
+
+    Args:
+        folder: The folder.
+        name: Name from a list that is stored in the folder, and not trusted.
 
     Raises:
-        UserError: If it lies elsewhere, or holds anything but files and folders.
+        UserError: If the path lies elsewhere, or contains anything but regular files and folders.
         OSError: If it cannot be found.
     """
     path = folder / name
@@ -313,8 +326,8 @@ def within(folder: Path, name: str) -> Path:
     return path
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SQLITE = "database or disk is full"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SQLITE_FULL = "database or disk is full"  # message of SQLite
 
 
 @contextmanager
@@ -322,8 +335,7 @@ def disk_full_in_one_line(folder: Path) -> Iterator[None]:
     """Turns the errors of a full disk in a block into one line.
 
     Raises:
-        UserError: If an error of the block, or the cause of one, is a full disk, a used-up quota or a file that may not
-            grow.
+        UserError: If the block fails because of a full disk, an exhausted quota or a limit of the file size.
     """
     try:
         yield
@@ -339,9 +351,9 @@ def disk_full_in_one_line(folder: Path) -> Iterator[None]:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Tells whether an error, or one that it came from, is a full disk, or a limit of what may be written there."""
+    """Returns whether an error or one of its causes is a full disk, an exhausted quota or a limit of the file size."""
     while error is not None:
-        if (isinstance(error, OSError) and error.errno in _FULL) or _SQLITE in str(error):
+        if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _SQLITE_FULL in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -1,4 +1,4 @@
-"""What identifies a run: hashes of the keys that decide what it trains, and of those that decide how it is judged."""
+"""Hashes that identify a run: of the keys that decide what it trains, and of those that decide how it is judged."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,23 +7,24 @@ from lit_fedad.core.nested import hash_of
 from lit_fedad.core.text import redacted
 
 CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
-"""Sections and keys that say where and how a run happens; of them precision and ``cache.enabled`` decide a result."""
+"""Sections and keys on where and how a run is executed; only precision and ``cache.enabled`` in them affect results."""
 
-# Keys of the evaluation that no training depends on.
+# Keys of the evaluation that do not affect training.
 _JUDGEMENT = ("alpha", "pictures", "alone", "batch_size")
 
 TILING = ("tile", "overlap")
-"""Keys of the image that say how it is cut into tiles."""
+"""Keys of the image section on how images are cut into tiles."""
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Computes a short hash of all keys that decide what a run trains: others may change when it is resumed."""
+    """Computes a short hash of all keys that decide what a run trains; other keys may change when it is resumed."""
     decisive = {key: value for key, value in config.items() if key not in CIRCUMSTANCES}
-    # Cached features are in half precision: a run without the cache ends with other last digits.
+    # Cached features have half precision, so results without the cache differ in the last digits.
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
     image, data = config.get("image", {}), config.get("data") or {}
-    # Without tiles, a page, an own split or regions that saturate, a run is the same as before there were their keys.
+    # Unused keys of tiles, page, split and saturation are left out: the hash then equals that of a run from before
+    # these keys existed.
     unused = (
         *(TILING if image.get("tile") is None else ()),
         *(("page",) if image.get("page") is None else ()),
@@ -31,12 +32,12 @@ def identity(config: Mapping[str, Any]) -> str:
     decisive["image"] = {key: value for key, value in image.items() if key not in unused}
     if data.get("split_seed") is None:
         decisive["data"] = {key: value for key, value in data.items() if key != "split_seed"}
-    aside = _JUDGEMENT if "saturation" in data else (*_JUDGEMENT, "spro_limit")
-    evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in aside}
+    excluded = _JUDGEMENT if "saturation" in data else (*_JUDGEMENT, "spro_limit")
+    evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in excluded}
     return hash_of(redacted({**decisive, "evaluation": evaluation}))
 
 
 def judgement(config: Mapping[str, Any]) -> str:
-    """Computes a short hash of the keys that decide, beside those of `identity`, what a complete run's files say."""
+    """Computes a short hash of the keys that, in addition to those of `identity`, decide a complete run's results."""
     evaluation = config.get("evaluation", {})
     return hash_of(redacted({key: evaluation.get(key) for key in _JUDGEMENT if key != "batch_size"}))

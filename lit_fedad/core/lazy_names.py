@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are asked for."""
+"""Lazy imports: public names of a package that are imported on first access."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -9,9 +9,13 @@ from typing import Any
 def lazy_names(
     package: str, names: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes the functions ``__getattr__`` and ``__dir__`` of a package.
+    """Builds the functions ``__getattr__`` and ``__dir__`` of a package.
 
     Type checkers read the names from the package's ``__init__.pyi``.
+
+    Args:
+        package: Name of the package.
+        names: For each public name, the path within the package that it stands for: ``module.attribute``.
     """
 
     def get(name: str) -> Any:

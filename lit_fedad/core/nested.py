@@ -1,4 +1,4 @@
-"""Nested configurations: by dotted key, and as a hash."""
+"""Access to nested configurations by dotted keys, and their hash."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a nested configuration by dotted key; an empty section is a value.
+    """Returns the values of a nested configuration by dotted key; an empty section counts as a value.
 
     Example:
         >>> flatten({"rounds": 3, "task": {"loss": {"margin": 0.5}}, "public": {}})
@@ -21,7 +21,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_at(config: Any, key: str) -> Any:
-    """Returns the value of a dotted key in a nested configuration; None where there is none.
+    """Returns the value of a dotted key in a nested configuration; None if the key does not exist.
 
     Example:
         >>> value_at({"task": {"loss": {"margin": 0.5}}}, "task.loss.margin"), value_at({"task": None}, "task.loss")
@@ -33,6 +33,6 @@ def value_at(config: Any, key: str) -> Any:
 
 
 def hash_of(values: Any, digits: int = 16) -> str:
-    """Computes a hash of nested values, whatever the order of their keys."""
+    """Computes a hash of nested values, which does not depend on the order of keys."""
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:digits]

@@ -23,7 +23,7 @@ def split(option: str) -> tuple[str, str]:
     """Splits an option at its first ``=`` into key and value.
 
     Raises:
-        UserError: If it has none.
+        UserError: If it has no ``=``.
     """
     key, equals, value = option.partition("=")
     if not equals:
@@ -32,7 +32,7 @@ def split(option: str) -> tuple[str, str]:
 
 
 def section_of(override: str) -> str:
-    """Returns the configuration's section that an override is of.
+    """Returns the section of the configuration to which an override belongs.
 
     Example:
         >>> [section_of(word) for word in ("data.root=x", "data=folders", "~data.anomalies.imagenet")]
@@ -42,7 +42,7 @@ def section_of(override: str) -> str:
 
 
 def key_of(override: str) -> str:
-    """Returns the dotted key that an override gives.
+    """Returns the dotted key that an override sets.
 
     Example:
         >>> [key_of(word) for word in ("++data.root=x", "data/public=folder", "--cfg")]
@@ -52,13 +52,13 @@ def key_of(override: str) -> str:
 
 
 def overruled(overrides: Sequence[str]) -> dict[str, str]:
-    """Finds those of a command's overrides whose key it gives again, with another value; returns the last of each.
+    """Finds overrides whose key a later override sets to another value; returns the last override for each of them.
 
     Example:
         >>> overruled(["rounds=3", "seed=1", "image={size: 32}", "++rounds=5", "seed=1", "image={fit: pad}"])
         {'rounds=3': '++rounds=5'}
     """
-    # Parts of a section are merged, and what is removed may be added anew.
+    # Sections are merged, and a removed key may be added again: such overrides do not overrule each other.
     overrides = [given for given in overrides if not given.startswith("~") and "={" not in given]
     last = {key_of(given): given for given in overrides}
     return {given: last[key_of(given)] for given in overrides if last[key_of(given)] != given}
@@ -68,18 +68,19 @@ def bind(function: Callable[..., Any], words: Sequence[str], command: str, **giv
     """Binds the words of a command to its function, whose parameters are the keys.
 
     Args:
-        function: Its parameters are of ``str``, ``int``, ``float``, ``bool``, ``Literal``, their union with ``None``,
-            ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (of the name ``root``: given as
-            ``root.mpdd=DIR root.wafer=DIR``). A dataclass stands for its fields. ``overrides`` takes what is no key: a
-            mapping the values of keys with a dot (``data.root=DIR``), a sequence all words as they are.
-        words: Of the form ``key=value``; of equal keys the last one counts, and others are warned of. Text without a
-            value (``out=``) counts as not given.
-        command: Named in errors.
-        **given: Values of parameters that are no keys, as far as the function takes them.
+        function: The function. Its parameters have the types ``str``, ``int``, ``float``, ``bool``, ``Literal``, their
+            union with ``None``, ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (a parameter ``root``
+            is given as ``root.mpdd=DIR root.wafer=DIR``). A dataclass stands for its fields. A parameter ``overrides``
+            takes the other words: as a mapping the values of keys with a dot (``data.root=DIR``), as a sequence all
+            words unchanged.
+        words: Words of the form ``key=value``. If a key is given several times, the last word counts, and a warning
+            names the others. A key for text without a value (``out=``) counts as not given.
+        command: Name of the command in errors.
+        **given: Values of parameters that are no keys; those that the function does not take are ignored.
 
     Raises:
-        UserError: For an unknown key (naming the nearest one), a value of the wrong type, or one left out (with the
-            usage of the command).
+        UserError: For an unknown key (the error names the most similar one), a value of the wrong type, or a missing
+            key (the error shows the usage of the command).
 
     Example:
         >>> def attack(run: str, steps: int = 500, overrides: Mapping[str, str] | None = None) -> None:
@@ -112,7 +113,7 @@ def bind(function: Callable[..., Any], words: Sequence[str], command: str, **giv
 
 
 def _keys(declared: Any, leave: Collection[str] = ()) -> Iterator[tuple[str, Any, bool]]:
-    """Yields name, type and whether it must be given of each key that a function, or a dataclass, declares."""
+    """Yields each key that a function or dataclass declares: its name, its type, and whether it must be given."""
     hints = typing.get_type_hints(declared)
     for name, parameter in inspect.signature(declared).parameters.items():
         if name in leave:
@@ -124,10 +125,10 @@ def _keys(declared: Any, leave: Collection[str] = ()) -> Iterator[tuple[str, Any
 
 
 def _separate(kinds: Mapping[str, Any], words: Sequence[str], command: str) -> tuple[list[str], list[str]]:
-    """Separates the words of declared keys from all others, such as overrides and what Hydra leaves out (``~start``).
+    """Separates the words of declared keys from all others, such as overrides and removals for Hydra (``~start``).
 
     Raises:
-        UserError: If one of the others is close to a declared key: it is misspelt.
+        UserError: If another word resembles a declared key, so that it is probably misspelt.
     """
     chosen, others = [], []
     for word in words:
@@ -144,7 +145,17 @@ def _separate(kinds: Mapping[str, Any], words: Sequence[str], command: str) -> t
 def _parse(
     kinds: Mapping[str, Any], words: Sequence[str], command: str, dotted: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Parses words by the types of their keys: the values, and, where they are taken, those of keys with a dot."""
+    """Parses words by the types of their keys.
+
+    Args:
+        kinds: Types by key.
+        words: The words.
+        command: Name of the command in errors.
+        dotted: Whether the command takes undeclared keys with a dot.
+
+    Returns:
+        The parsed values by key, and the texts of undeclared keys with a dot.
+    """
     typed: dict[str, Any] = {}
     others: dict[str, str] = {}
     for key, text in dict(map(split, words)).items():
@@ -159,15 +170,15 @@ def _parse(
         elif name and dotted:
             others[key] = text
         else:
-            typed[key] = text  # refused later, naming the nearest key
+            typed[key] = text  # `check_keys` refuses it later, and names the most similar key
     return typed, others
 
 
 def _require_all(keys: Sequence[tuple[str, Any, bool]], values: Mapping[str, Any], command: str) -> None:
-    """Refuses words in which a key is missing, and says how the command is typed."""
+    """Refuses words in which a required key is missing; the error shows the usage of the command."""
     needed = {name: kind for name, kind, must in keys if must}
     missing = [name for name in needed if name not in values]
-    if missing and values.keys() <= {name for name, _, _ in keys}:  # a misspelt key is told of instead
+    if missing and values.keys() <= {name for name, _, _ in keys}:  # else `check_keys` reports a misspelt key
         typed = [Key(name, None, "", _choices(kind)).syntax for name, kind in needed.items()]
         usage = " ".join(["lit-fedad", command, *typed, *["[key=value ...]"][: len(keys) > len(needed)]])
         raise UserError(f"{command} needs '{missing[0]}': {usage}; all keys: lit-fedad {command} --help")
@@ -182,7 +193,7 @@ def _is_mapping(kind: Any) -> bool:
 
 
 def _typed(text: str, kind: Any, where: str) -> Any:
-    """Turns text into what a field holds; what does not fit stays text, for the check of types to refuse."""
+    """Parses text as a value of a type; text that does not fit is returned unchanged, and `check_type` refuses it."""
     if typing.get_origin(kind) is tuple:
         element = typing.get_args(kind)[0]
         parts = tuple(_typed(part.strip(), element, where) for part in text.split(",") if part.strip())

@@ -1,4 +1,4 @@
-"""Plain values from text that may come from anybody: JSON and YAML of texts, finite numbers, lists and dictionaries."""
+"""Reads JSON and YAML that may come from anybody: only strings, finite numbers, lists and dictionaries are accepted."""
 
 import json
 import math
@@ -9,10 +9,10 @@ from yaml.composer import Composer
 
 
 def plain_json(content: str | bytes) -> Any:
-    """Reads JSON that a command wrote: numbers are finite, and whole ones fit 64 bits.
+    """Reads JSON as commands write it: numbers are finite, and whole numbers fit into 64 bits.
 
     Raises:
-        ValueError: If it is something else, or nested too deeply.
+        ValueError: If it is no such JSON, or nested too deeply.
     """
     try:
         return json.loads(content, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
@@ -33,9 +33,10 @@ def _finite(text: str) -> float:
 
 
 class _PlainLoader(Composer, yaml.CSafeLoader):
-    """Reads YAML without merge keys (``<<``), which no file of a run has: they multiply while they are read.
+    """A YAML loader that refuses merge keys (``<<``): no file of a run has them, and they can multiply the content.
 
-    The parser is libyaml's, which is fast; the composer is Python's: libyaml's ends the process on deep nesting.
+    The parser is that of libyaml, which is fast; the composer is that of Python, because libyaml's crashes the process
+    on deep nesting.
     """
 
     def __init__(self, content: str) -> None:
@@ -49,15 +50,15 @@ class _PlainLoader(Composer, yaml.CSafeLoader):
 
 
 def plain_yaml(content: str) -> Any:
-    """Reads YAML: texts, finite numbers, truth values, lists, and dictionaries whose keys are texts.
+    """Reads YAML with strings, finite numbers, truth values, lists, and dictionaries whose keys are strings.
 
     Raises:
-        yaml.YAMLError: If it is something else, or its parts refer to each other again and again.
+        yaml.YAMLError: If it holds anything else, or its parts refer to each other so often that they explode.
     """
     try:
         value = yaml.load(content, _PlainLoader)  # noqa: S506 (a safe loader)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error  # as its own readers fail, too
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error  # raised by YAML's constructors
     try:
         check_unfolded(value)
         _check_plain(value)
@@ -81,10 +82,10 @@ def _check_plain(value: Any) -> None:
 
 
 def check_unfolded(value: Any) -> None:
-    """Refuses nested lists and dictionaries that refer to each other so often that no walk through them ends.
+    """Refuses nested lists and dictionaries that share parts so often that walking through them would never end.
 
     Raises:
-        ValueError: If they do.
+        ValueError: If a walk would visit far more values than there are.
     """
     sizes: dict[int, float] = {}
     values = 0
@@ -94,7 +95,7 @@ def check_unfolded(value: Any) -> None:
         if not isinstance(part, (dict, list, tuple)):
             return 1
         if id(part) not in sizes:
-            sizes[id(part)] = math.inf  # of one that holds itself
+            sizes[id(part)] = math.inf  # stays so for a container that contains itself
             inner = list(part.values()) if isinstance(part, dict) else part
             values += len(inner)
             sizes[id(part)] = 1 + sum(map(count, inner))

@@ -1,27 +1,27 @@
-"""When a process began, which tells it from another that gets its number later."""
+"""The start time of processes, which distinguishes a process from a later one with the same number."""
 
 import psutil
 
 SAME_S = 0.5
-"""How far two readings of the same beginning may lie apart, in seconds: the machine's start is known to a second."""
+"""Largest difference in seconds between two readings of the same start time: that of the machine is imprecise."""
 
 
 def began(pid: int) -> float:
-    """Returns the seconds from the machine's start to a process's, which no setting of the clock changes.
+    """Returns the seconds from the start of the machine to that of a process; setting the clock does not change them.
 
     Args:
         pid: Number of the process.
 
     Raises:
-        psutil.NoSuchProcess: If there is none of this number.
+        psutil.NoSuchProcess: If there is no process of this number.
     """
     return float(psutil.Process(pid).create_time() - psutil.boot_time())
 
 
 def is_same(pid: int, since: float) -> bool:
-    """Tells whether a process began at a time that `began` returned.
+    """Returns whether a process started at a time that `began` returned earlier.
 
     Raises:
-        psutil.NoSuchProcess: If there is none of this number.
+        psutil.NoSuchProcess: If there is no process of this number.
     """
     return abs(began(pid) - since) <= SAME_S

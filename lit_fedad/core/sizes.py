@@ -1,4 +1,4 @@
-"""What YAML files leave to the data and the machine: sizes of images and of grids, and statistics of pixels."""
+"""Values that YAML files derive from the data and the machine: sizes of images and grids, and statistics of pixels."""
 
 import contextlib
 import os
@@ -16,18 +16,20 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 PATCH = 8
-"""Pixels along a patch: the stride of the middle one of three layers of a ResNet or an EfficientNet."""
+"""Side of a patch in pixels: the stride of the second of the three layers of a ResNet or an EfficientNet."""
 
 PHOTOGRAPH_MEMORY = 4 * 2**30
-"""Bytes of memory from which on photographs are looked at in the larger size."""
+"""Memory in bytes that a machine needs for the larger default size of photographs."""
 
+# Files in which a container's limit of memory is found (cgroups 2 and 1).
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def patches_along(size: int | Sequence[int], tile: int | None) -> int:
-    """Returns how many patches of `PATCH` pixels lie along a tile, or else along an image's short side.
+    """Returns the number of patches of `PATCH` pixels along a tile, or without tiles along an image's short side.
 
-    At least four: image scores leave out the outermost. What is no length is refused later, by its key.
+    There are at least four, because image scores leave out the outermost patches. Sizes that are no lengths are ignored
+    here and refused later, under their key.
 
     Example:
         >>> patches_along(256, None), patches_along([512, 2048], 128), patches_along(28, None)
@@ -39,33 +41,33 @@ def patches_along(size: int | Sequence[int], tile: int | None) -> int:
 
 
 def gives_arrays(reader: Callable[..., Any]) -> bool:
-    """Tells whether a reader of data gives images in memory, which have one size, and no files."""
-    with contextlib.suppress(NameError):  # types that are imported for checks alone
+    """Returns whether a reader of data returns images in memory, which all have one size, instead of files."""
+    with contextlib.suppress(NameError):  # annotations whose types are imported only for type checkers
         return hasattr(typing.get_type_hints(reader).get("return"), "channels")
     return False
 
 
 def reads_photographs(reader: Callable[..., Any]) -> bool:
-    """Tells whether a reader of data gives files that others made, and not ones that it draws at a ``size``."""
+    """Returns whether a reader of data returns existing image files, not images that it draws at a given ``size``."""
     return not gives_arrays(reader) and "size" not in parameters_of(reader)
 
 
 def machine_memory() -> int:
-    """Returns the bytes of memory of this machine, or of the container that it is."""
+    """Returns the memory of this machine in bytes, or the limit of its container if that is smaller."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+        with contextlib.suppress(OSError, ValueError):  # the file is missing, or says "max" for no limit
             memory = min(memory, int(Path(limit).read_text()))
     return memory
 
 
 def photograph_size(target: str, large: int, small: int) -> int:
-    """Returns the side in pixels at which images are looked at: ``large`` for photographs where memory allows it."""
+    """Returns the default side of images in pixels: ``large`` for photographs if memory allows it, else ``small``."""
     return large if reads_photographs(locate(target)) and machine_memory() >= PHOTOGRAPH_MEMORY else small
 
 
 def size_in_words(config: Mapping[str, Any]) -> str:
-    """Says at which size a run looks at its images, and by which key another is asked for."""
+    """Describes the size of a run's images, and the key that changes it; explains a size that memory has limited."""
     height, width = pair("image.size", config["image"]["size"])
     memory, target = machine_memory(), (config["data"] or {}).get("_target_")
     short = target is not None and memory < PHOTOGRAPH_MEMORY and reads_photographs(locate(target))
@@ -79,10 +81,10 @@ def size_in_words(config: Mapping[str, Any]) -> str:
 
 
 def pixel_statistics(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``mean`` and ``std`` as the configuration says them; of neither where it leaves them to others.
+    """Returns the ``mean`` and ``std`` that the configuration gives; a key is missing if it gives none.
 
-    The image section wins over the data. Of semantic sets the data's section ``normal`` says them; elsewhere ``normal``
-    is a list of labels or folders.
+    The image section takes precedence over the data section. In semantic sets the data's section ``normal`` gives them;
+    in other sets ``normal`` is a list of labels or folders.
 
     Example:
         >>> pixel_statistics({"data": {"normal": [0], "mean": [0.5]}, "image": {"size": 32}})
@@ -95,12 +97,12 @@ def pixel_statistics(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pixels(key: str, _root_: Mapping[str, Any]) -> Sequence[float]:
-    """Returns the ``mean`` or ``std`` of a configuration's pixels; ImageNet's where it says none."""
+    """Returns the ``mean`` or ``std`` of pixels that a configuration gives; that of ImageNet if it gives none."""
     imagenet = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     return list({**imagenet, **pixel_statistics(_root_)}[key])
 
 
 def register_resolvers() -> None:
-    """Lets YAML files name `patches_along`, `photograph_size` and `pixels`: ``${pixels:mean}``."""
+    """Lets YAML files call `patches_along`, `photograph_size` and `pixels`, as in ``${pixels:mean}``."""
     for resolver in (patches_along, photograph_size, pixels):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

@@ -1,7 +1,7 @@
-"""Text that leaves the program: without passwords, control characters or formulas.
+"""Cleans text that leaves the program, of passwords, control characters and spreadsheet formulas.
 
-File names, addresses and messages of libraries are others' text. What a terminal, a spreadsheet or a stored file is
-given passes through here.
+File names, addresses and messages of libraries come from others. Text for a terminal, a spreadsheet or a stored file
+passes through this module.
 """
 
 import re
@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 
-_SHORTEST = 3  # of passwords that are searched for by themselves: shorter ones are parts of any text
+_MIN_PASSWORD = 3  # characters of a password to be searched for in a text: shorter ones may occur in any text
 
-# User and password of an address. A password may hold a slash or an @, and the slashes before it may be missing.
+# User and password of an address. A password may contain slashes or @; the slashes before the user may be missing.
 _USERS = re.compile(
     r"""(?xi)
     (?: (?P<scheme> [a-z][a-z0-9+.-]* :// ) [^\s/@:]* (?: : \S* )?
@@ -27,12 +27,17 @@ _KEYS = re.compile(
 )
 _PASSWORD = re.compile(r"(?i)^(?:[a-z][a-z0-9+.-]*:/{0,2})?[^\s:/@]*:(\S*)@")
 
-# Where a cell begins for a spreadsheet: some take a semicolon or a tab for its end. Some obey wide signs, too.
+# The beginning of a formula in a cell. Some spreadsheets end a cell at a semicolon or a tab, and some also accept the
+# full-width forms of the signs.
 _FORMULA = re.compile(r"(^|[;\t])(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
 
 def redact(text: str, *addresses: str | None) -> str:
-    """Hides users and passwords of all addresses in a text.
+    """Hides users and passwords of all addresses in a text, and values of keys such as ``token=``.
+
+    Args:
+        text: The text.
+        *addresses: Addresses whose passwords are also hidden where they stand alone in the text.
 
     Example:
         >>> redact("http://me:word@host/api does not answer")
@@ -45,7 +50,7 @@ def redact(text: str, *addresses: str | None) -> str:
     for address in addresses:
         if address and (match := _PASSWORD.match(address)):
             for password in {match[1], unquote(match[1])}:
-                text = text.replace(password, HIDDEN) if len(password) >= _SHORTEST else text
+                text = text.replace(password, HIDDEN) if len(password) >= _MIN_PASSWORD else text
     text = _USERS.sub(lambda match: f"{match['scheme'] or match['bare'] or ''}{HIDDEN}@", text)
     return _KEYS.sub(rf"\1{HIDDEN}", text)
 
@@ -67,7 +72,7 @@ def redacted(value: Any) -> Any:
 
 
 def without_user(address: str) -> str:
-    """Returns an address without user and password, as it is stored and may be used again.
+    """Returns an address without user and password, which can be stored and used again.
 
     Example:
         >>> without_user("http://me:word@host:5000"), without_user("sqlite:////tmp/a.db")
@@ -77,7 +82,7 @@ def without_user(address: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Writes the characters that a terminal would obey, hide or refuse as escapes.
+    r"""Replaces characters that a terminal would interpret, hide or refuse by escape sequences.
 
     Example:
         >>> print(printable("a\x1b[2J.png"))
@@ -89,12 +94,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(value: Any) -> Any:
-    """Makes each line of a text printable; leaves other values, such as a template's own markup, as they are."""
+    """Makes each line of a plain string printable; returns other values, such as markup of a template, unchanged."""
     return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
 def csv_cell(value: Any) -> Any:
-    """Puts a quote before a text that a spreadsheet would run as a formula; numbers and other values stay.
+    """Puts a quote before text that a spreadsheet would execute as a formula; numbers and other values stay unchanged.
 
     Example:
         >>> csv_cell("=HYPERLINK(1)"), csv_cell("a;=1.png"), csv_cell("-1.5"), csv_cell(-1.5)
@@ -110,7 +115,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def shell_word(word: str) -> str:
-    """Quotes a word for a shell where it needs it."""
+    """Quotes a word for a shell if necessary."""
     if any(letter in word for letter in '"$`\\!'):
         return shlex.quote(word)
     return f'"{word}"' if any(letter in word for letter in " '[]()&;#*?~|<>") else word

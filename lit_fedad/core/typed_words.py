@@ -1,4 +1,4 @@
-"""Words of the command line, taken as they are typed where Hydra's grammar would read something else in them."""
+"""Quotes words of the command line, so that Hydra's grammar takes paths and names as they were typed."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _TEXTS = frozenset((
 """Last words of keys whose values are paths or names."""
 
 _SECTIONS = frozenset({"backbone", "cache", "calibration", "data", "partition", "public", "root", "tracking"})
-"""Sections in which they are: elsewhere, as in ``method.client.group``, the same word is a number."""
+"""Sections of such keys; in others, as in ``method.client.group``, a key with the same last word may be a number."""
 
 _LISTS = frozenset(
     {"annotations", "anomalous", "normal", "products", "test_anomalous", "test_normal", "train_normal"}
@@ -26,9 +26,9 @@ _ELEMENT = re.compile(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]*?)\s*(?:,
 
 
 def as_typed(override: str) -> str:
-    r"""Quotes the value of an override where it is a name, or where it cannot be read otherwise.
+    r"""Quotes the value of an override if it is a path or name, or if Hydra could not read it otherwise.
 
-    Values that are quoted, empty, ``null`` or interpolated stay as they are.
+    Values that are quoted, empty, ``null`` or interpolated stay unchanged.
 
     Example:
         >>> as_typed("data.root=my data (1)"), as_typed("data.products=[10,1_0]"), as_typed("rounds=3")
@@ -49,12 +49,12 @@ def as_typed(override: str) -> str:
     read = _read(override)
     if leaf in _TEXTS and (not dot or section in _SECTIONS):
         return override if read == value else f"{key}={_quoted(value)}"
-    # A list or section that is not closed is a mistake.
+    # A list or section that Hydra cannot read has a mistake: it is left for Hydra to refuse.
     return override if read is not None or value[0] in "[{" else f"{key}={_quoted(value)}"
 
 
 def as_list(names: Iterable[str]) -> str:
-    """Writes names as the value of a key of `data` that takes a list, for `as_typed`.
+    """Formats names as the value of a list in the ``data`` section, to be passed to `as_typed`.
 
     Example:
         >>> as_list(["good", "ok, but old"])
@@ -67,16 +67,16 @@ def as_list(names: Iterable[str]) -> str:
 
 
 def advice(override: str) -> str:
-    """Returns the form in which an override is taken as typed, in quotes for the shell."""
+    """Returns the advice to quote an override, for Hydra and for the shell, so that it is taken as typed."""
     key, _, value = override.partition("=")
     return f'give "{key}={_quoted(value)}" to take it as typed'
 
 
 def written(value: object) -> str:
-    r"""Writes a value as an override has it, in whose texts a backslash is one as it stands.
+    r"""Formats a value as in an override; in its quoted strings, a single backslash is a backslash.
 
     Raises:
-        TypeError: If it is no number, text, list, section or None, nor made of them.
+        TypeError: If it is no number, string, list, section or None, or contains anything else.
 
     Example:
         >>> print(written({"paths": [r"C:\data", 'a "b"'], "rate": 0.5, "more": None}))
@@ -90,17 +90,17 @@ def written(value: object) -> str:
         case list() | tuple():
             return "[" + ",".join(map(written, value)) + "]"
         case float():
-            return repr(float(value))  # JSON's word for infinity would be a text
+            return repr(float(value))  # Hydra would read JSON's word for infinity as a string
     return json.dumps(value)
 
 
 def settled(value: str) -> bool:
-    """Tells whether a value is read as it stands: it is quoted, empty, ``null`` or interpolated."""
+    """Returns whether a value needs no quotes, because it is quoted, empty, ``null`` or interpolated."""
     return value in ("", "null", "???") or value[0] in "'\"" or "${" in value
 
 
 def _read(override: str) -> object:
-    """What Hydra reads; None for nothing."""
+    """Returns the value that Hydra reads in an override; None if Hydra cannot read it."""
     try:
         return OverridesParser.create().parse_override(override).value()
     except (HydraException, ValueError):

@@ -1,6 +1,6 @@
-"""The keys of a command, as the signature and the docstring of what declares them tell: read and not imported.
+"""Reads the keys of a command from the signature and the docstring of its function, without importing the module.
 
-What a command needs (torch, Lightning, MLflow) takes seconds to import, and its help is asked for by who waits for it.
+Modules of commands import torch, Lightning or MLflow, which takes seconds; help must appear at once.
 """
 
 import ast
@@ -19,10 +19,10 @@ class Key(NamedTuple):
     """A key of a command.
 
     Attributes:
-        name: As it is given; ``root.NAME`` for one that takes several values by name.
-        default: Text of its default; None where it must be given.
-        meaning: What it does.
-        choices: Its values, where it takes no others.
+        name: Name of the key; ``root.NAME`` for a key that takes several values by name.
+        default: Text of the default value; None if the key must be given.
+        meaning: Description of the key.
+        choices: All accepted values; empty if others are accepted too.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
     @property
     def syntax(self) -> str:
-        """How it is given: ``run=RUN``, ``attack=lira|dcor``."""
+        """The form in which the key is given: ``run=RUN``, ``attack=lira|dcor``."""
         return f"{self.name}={'|'.join(self.choices) or self.name.rpartition('.')[2].upper()}"
 
 
@@ -40,7 +40,7 @@ def keys(path: str) -> list[Key]:
     """Lists the keys of a command: the parameters of its function, as `lit_fedad.core.options.bind` reads them.
 
     Args:
-        path: Place of the function, such as ``lit_fedad.deployment.watch.watch``.
+        path: Dotted path of the function, such as ``lit_fedad.deployment.watch.watch``.
 
     Raises:
         ValueError: If there is no such function.
@@ -56,7 +56,7 @@ def keys(path: str) -> list[Key]:
 
 
 def summary(path: str) -> str:
-    """Returns the first paragraph of a function's docstring, in one line and without marks of code and its full stop.
+    """Returns the first paragraph of a function's docstring in one line, without backquotes and final full stop.
 
     Example:
         >>> summary("lit_fedad.cli.completion.completion")
@@ -70,15 +70,17 @@ def summary(path: str) -> str:
 def _keys(module: str, node: _Declared) -> list[Key]:
     meanings, listed, overrides = _meanings(node), list[Key](), list[Key]()
     for name, kind, default in _parameters(node):
-        found = _find(module, kind.id) if isinstance(kind, ast.Name) else (module, kind)
-        mapping = _of(kind) == "Mapping"
+        definition = _find(module, kind.id) if isinstance(kind, ast.Name) else (module, kind)
+        mapping = _generic_name(kind) == "Mapping"
         if name == "overrides":
-            # A sequence takes words as they are: the command's usage says which.
-            overrides += [Key("SECTION.KEY", "", meanings.get(name, ""))] if _of(kind) != "Sequence" else []
+            # A sequence of overrides takes words unchanged; the usage of the command describes them.
+            overrides += (
+                [Key("SECTION.KEY", "", meanings.get(name, ""))] if _generic_name(kind) != "Sequence" else []
+            )
         elif name == "display":
             continue
-        elif isinstance(found[1], ast.ClassDef):  # stands for its fields
-            listed += _keys(*found)
+        elif isinstance(definition[1], ast.ClassDef):  # a dataclass stands for its fields
+            listed += _keys(*definition)
         else:
             listed.append(
                 Key(
@@ -109,22 +111,22 @@ def _parameters(node: _Declared) -> Iterator[tuple[str, ast.expr, ast.expr | Non
             yield one.arg, one.annotation, default
 
 
-def _of(kind: ast.expr) -> str:
-    """Name of a generic type."""
+def _generic_name(kind: ast.expr) -> str:
+    """Returns the name of a generic type, such as ``Mapping``; empty for other types."""
     return kind.value.id if isinstance(kind, ast.Subscript) and isinstance(kind.value, ast.Name) else ""
 
 
 def _choices(module: str, kind: ast.expr) -> tuple[str, ...]:
     if isinstance(kind, ast.Name):
         kind = _find(module, kind.id)[1]
-    if not isinstance(kind, ast.Subscript) or _of(kind) != "Literal":
+    if not isinstance(kind, ast.Subscript) or _generic_name(kind) != "Literal":
         return ()
     values = ast.literal_eval(kind.slice)
     return values if isinstance(values, tuple) else (values,)
 
 
 def _default(node: ast.expr | None) -> str | None:
-    """Writes a default as a user gives it; None where there is none."""
+    """Formats a default value as a user would give it; None if there is no default."""
     match node:
         case None:
             return None
@@ -138,7 +140,11 @@ def _default(node: ast.expr | None) -> str | None:
 
 
 def _find(module: str, name: str) -> tuple[str, Any]:
-    """Finds module and node of what a name stands for, through the package's own imports; a name of none as it is."""
+    """Finds the definition of a name in a module, following imports within the package.
+
+    Returns:
+        The module and the node of the definition; if there is none, the given module and the name itself.
+    """
     for line in _parsed(module).body:
         match line:
             case ast.FunctionDef() | ast.ClassDef() if line.name == name:
@@ -160,7 +166,7 @@ def _parsed(module: str) -> ast.Module:
 
 
 def _meanings(node: _Declared) -> dict[str, str]:
-    """Reads the entries of ``Args`` or ``Attributes`` in a docstring, in the words of the command line."""
+    """Reads the entries of ``Args`` or ``Attributes`` in a docstring, with ``None`` replaced by ``null`` and so on."""
     text = ast.get_docstring(node) or ""
     section = re.search(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)+)", text, re.M)
     entries = re.findall(r"^ {4}\**(\w+): (.*(?:\n {8}.*)*)", section[1] if section else "", re.M)
