@@ -1,1 +1,1 @@
-"""Defences of the server against clients whose messages have the declared form and lie."""
+"""Defences of the server against clients that send false values in the declared form of a message."""

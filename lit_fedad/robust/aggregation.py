@@ -1,4 +1,4 @@
-"""Robust aggregation: rules for clients whose messages have the declared form and lie."""
+"""Robust aggregation: rules against clients that send false values in the declared form of a message."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from lit_fedad.federation.aggregation import STATISTICS
 from lit_fedad.federation.receiver import Remark, Robust
 
 Updates = Mapping[int, Update]
-"""The clients' messages."""
+"""The clients' messages, by client."""
 
 Judged = tuple[dict[int, Update], list[Remark]]
-"""What a rule makes of them, and what it remarks on clients."""
+"""The result of a rule: the updates to merge, and remarks on clients."""
 
 
 @dataclass(frozen=True)
 class RobustAggregation:
-    """The rules of a federation by what they judge, each None for no rule; they apply in this order.
+    """The rules of a federation for several kinds of messages, applied in this order; None for no rule.
 
-    A rule passes messages that it is not about as they are.
+    A rule returns messages of other kinds unchanged.
 
     Attributes:
         statistics: Judges means and variances of channels.
         banks: Judges sets of vectors, such as memories and coresets.
-        weights: Judges weights, or combines them by other than their mean.
+        weights: Judges weights, or combines them in another way than by their mean.
     """
 
     statistics: Robust | None = None
@@ -41,13 +41,13 @@ class RobustAggregation:
         kept, remarks = dict(updates), list[Remark]()
         for rule in (self.statistics, self.banks, self.weights):
             if rule is not None and kept:
-                kept, found = rule(kept, spec, previous)
-                remarks += found
+                kept, rule_remarks = rule(kept, spec, previous)
+                remarks += rule_remarks
         return kept, remarks
 
 
 def tolerated(share: float, clients: int) -> int:
-    """Computes how many liars a rule tolerates: a share of the clients, at least 1, but always a minority.
+    """Computes how many lying clients a rule tolerates: a share of the clients, at least 1, but always a minority.
 
     Example:
         >>> [tolerated(0.2, clients) for clients in (1, 2, 3, 5, 10, 100)]
@@ -57,25 +57,26 @@ def tolerated(share: float, clients: int) -> int:
 
 
 MOMENTS = ("count", "mean", "covariance")
-"""Names of the second moments that a client sends, each in several sets."""
+"""Names of the moments that a client sends in one message for several sets of features."""
 
 FLOOR = 0.3
-"""Share of the mean deviation to which smaller deviations of channels are raised."""
+"""Smallest deviation of a channel as a share of the mean deviation over channels; smaller ones are raised to it."""
 
 
 @dataclass(frozen=True)
 class StatisticsCheck:
     """A check of channel statistics that leaves out clients whose means or deviations lie far from the others'.
 
-    A client is compared with the medians over all clients, channel by channel: its means in units of the median
-    deviation, its deviations by the logarithm of their ratio; of both the root mean square over channels counts.
-    Honest clients, each with its own kinds of normal, reached 1.5 deviations and a ratio of 2.2 (docs/lab/robust.md).
+    A client is compared with the medians over all clients, channel by channel: the difference of means in units of the
+    median deviation, and the logarithm of the ratio of deviations. The root mean square of both over channels is
+    limited. Honest clients, each with its own kinds of normal images, reached 1.5 deviations and a ratio of 2.2
+    (docs/lab/robust.md).
 
     Attributes:
-        means: Deviations by which a client's means may lie off.
-        ratio: Factor by which its deviations may differ.
-        liars: Share of clients that may be left out, at least one; if more lie far out, there is no telling which is
-            honest, and all stay.
+        means: Largest difference of a client's means from the medians, in deviations.
+        ratio: Largest factor by which its deviations may differ from the medians.
+        liars: Share of clients that may be left out, at least one client. If more lie far out, nothing tells which of
+            them are honest, and all are kept.
     """
 
     means: float = 3.0
@@ -91,12 +92,12 @@ class StatisticsCheck:
         """Leaves clients out; see `RobustAggregation`."""
         if not (set(STATISTICS) <= set(spec) or set(MOMENTS) <= set(spec)):
             return dict(updates), []
-        found = {client: _channels(update.message) for client, update in updates.items()}
-        judged = [client for client, (mean, _) in found.items() if len(mean)]
+        statistics = {client: _channels(update.message) for client, update in updates.items()}
+        judged = [client for client, (mean, _) in statistics.items() if len(mean)]
         if len(judged) < 3:
             return dict(updates), []
-        means, deviations = (torch.stack([found[client][i] for client in judged]) for i in (0, 1))
-        # Channels that hardly vary have large ratios, which say nothing.
+        means, deviations = (torch.stack([statistics[client][i] for client in judged]) for i in (0, 1))
+        # Small deviations are raised to a floor: channels that hardly vary have large ratios without a meaning.
         usual = deviations.median(0).values
         floor = (FLOOR * usual.mean()).clamp(min=torch.finfo(torch.float32).tiny)
         usual, deviations = usual.clamp(min=floor), deviations.clamp(min=floor)
@@ -117,21 +118,22 @@ class StatisticsCheck:
 
 
 def _channels(message: Message) -> tuple[Tensor, Tensor]:
-    """Returns means and deviations of a message's channels, both [C], over all sets of moments; empty without any."""
+    """Returns means and deviations of a message's channels, both [C], over all its sets; empty if all are empty."""
     if "variance" in message:
         return message["mean"].double(), message["variance"].double().sqrt()
     channels = message["mean"].shape[-1]
     rows = torch.arange(channels)
-    # The diagonal within an upper triangle that is packed row by row.
+    # The diagonal of a covariance, of which the upper triangle is sent row by row.
     variances = message["covariance"][:, rows * (2 * channels - rows + 1) // 2].double()
     counts, means = message["count"], message["mean"].double()
     if not counts.any():
         return means.new_empty(0), means.new_empty(0)
-    # Clients hold different products: all together compare.
+    # Clients hold different products, so their sets cannot be compared one by one, but only all sets together.
     shares = (counts[counts > 0] / counts.sum()).double()
     mean = shares @ means
     return mean, (shares @ (variances + (means - mean).square())).clamp(min=0).sqrt()
 
 
 def _root_mean_square(rows: Tensor) -> Tensor:
+    """Computes the root mean square [n] of each row [n, C]."""
     return rows.square().mean(1).sqrt()

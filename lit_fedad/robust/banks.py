@@ -1,8 +1,9 @@
-"""A rule for banks: sets of vectors, of which a server keeps those that other clients hold alike.
+"""A rule for banks (sets of vectors), of which the server keeps vectors that are similar to those of other clients.
 
-Honest clients differ, each with its own kinds of normal, so that a vector unlike all others is not yet a lie. What
-tells a lie from a new kind of normal was measured (docs/lab/robust.md): half of an honest client's patches are about as
-near to what others hold as vectors of one bank are to each other, while patches of defects are farther.
+Honest clients differ, each with its own kinds of normal images, so a vector unlike all others need not be a lie.
+Measurements show what distinguishes a lie from a new kind of normal images (docs/lab/robust.md): half of an honest
+client's patches are about as close to other clients' vectors as vectors of one bank are to each other, while patches of
+defects are farther away.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from lit_fedad.federation.aggregation import weighted_quantile
 from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
 COUNTS, IMAGES, RADII = "counts", "image_counts", "radii"
-"""Names of the number of patches of each vector, of the images behind them, and of the patches' distance to it."""
+"""Names of message entries: each vector's number of patches, its number of images, and its patches' distance to it."""
 
 
 SHARE = 1 / 256
-"""Share of a bank's vectors that its spacing reaches over.
+"""Share of a bank's vectors that defines its spacing: the distance of a vector to the nearest such share of the others.
 
-Limits were found with banks of 256 vectors, where that is the nearest other one. Of the same features more vectors lie
-nearer to each other, by the power of their number and the features' dimension, which nobody knows; the nearest 1 of
+The limits were found with banks of 256 vectors, where this share is the nearest other vector. More vectors of the same
+features lie closer to each other, by a power that depends on the unknown dimension of the features. The nearest 1 of
 256, 4 of 1,024 and so on reach equally far in any dimension.
 """
 
 
 APART = 1.1
-"""Factor by which clients that are left out lie farther than all others; docs/lab/robust.md says why."""
+"""Factor by which clients that are left out must lie farther away than all others; docs/lab/robust.md says why."""
 
 
 NAMED = 0.01
-"""Share of a client's patches from which on their loss is worth a warning."""
+"""Share of a client's patches from which their removal is worth a warning."""
 
-_CHUNK = 1024  # vectors whose distances are held at once
+_CHUNK = 1024  # number of vectors whose distances are in memory at once
 
 
 def bank_name(spec: MessageSpec) -> str | None:
     """Returns the name of a message's bank: its only set of vectors, with counts or of free size; None without one.
 
-    Sets of images, densities, whose vectors come with matrices, and memories of positions, which come in a fixed number
-    without counts, are no banks: distances say little about them.
+    Distances say little about other sets, which are no banks: sets of images, densities (whose vectors come with
+    matrices), and memories of positions (a fixed number of vectors without counts).
     """
     sets = [name for name, form in spec.items() if form.unordered]
     if len(sets) != 1:
@@ -59,29 +60,29 @@ def bank_name(spec: MessageSpec) -> str | None:
 
 @dataclass(frozen=True)
 class BankSupport:
-    """A check that other clients, or the server's last bank, hold something like a client's vectors.
+    """A check that other clients, or the server's last bank, have vectors similar to those of a client.
 
-    The distance of a vector x to a bank B is ``min_b |x - b| / s_b``, where s_b is how far the nearest `SHARE` of B's
-    other vectors reaches from b: in units of the bank's own spacing there, which neither the sender of x nor the bank's
-    size changes. The distance of x to the others is the `holders`-th smallest over the other clients' banks, or that to
-    the last bank, if smaller.
+    The distance of a vector x to a bank B is ``min_b |x - b| / s_b``, where s_b is the spacing of B at b: the distance
+    from b that the nearest `SHARE` of B's other vectors reaches. Neither the sender of x nor the size of the bank
+    changes this unit. The distance of x to the other clients is the `holders`-th smallest over their banks, or the
+    distance to the server's last bank, if that is smaller.
 
     - A client whose median vector, weighted by counts, is farther than `far` is named, and left out if it stands out.
-    - Of other clients, single vectors farther than `reach` are left out where the server has sent a bank, which covers
-      all kinds of normal; before, only those farther than `reach_first`.
+    - Single vectors of the remaining clients are left out if they are farther than `reach`. This holds once the server
+      has sent a bank, which covers all kinds of normal images; before that, the limit is `reach_first`.
 
-    A bank of fewer than two different vectors has no spacing: what it does not hold is infinitely far from it. A client
-    that is infinitely far from all others is kept as it is, for nothing is known of its distance.
+    A bank of fewer than two different vectors has no spacing: any vector that it does not contain is infinitely far
+    from it. A client that is infinitely far from all others is kept unchanged, because it cannot be judged.
 
-    A vector that is left out of a message of fixed size becomes a copy of the nearest that stays, with count 0.
+    In a message of fixed size, a vector that is left out becomes a copy of the nearest vector that stays, with count 0.
 
     Attributes:
-        far: Largest distance of a client's median vector, in banks with counts, whose vectors are means of patches.
-        far_without_counts: The same in banks without, such as coresets, whose vectors are extremes.
+        far: Largest distance of a client's median vector, for banks with counts, whose vectors are means of patches.
+        far_without_counts: The same for banks without counts, such as coresets, whose vectors are extremes.
         reach: Largest distance of a single vector.
-        reach_first: The same where the server has sent no bank yet.
-        holders: Number of other clients that must hold something near.
-        liars: Share of clients that may be left out, at least one; if more have no support, see `standing_out`.
+        reach_first: The same as long as the server has sent no bank.
+        holders: Number of other clients that must have a similar vector.
+        liars: Share of clients that may be left out, at least one client; `standing_out` decides about them.
     """
 
     far: float = 1.2
@@ -115,12 +116,12 @@ class BankSupport:
             client: weighted_quantile(distances[client], mass, 0.5) if len(mass) else 0.0
             for client, mass in masses.items()
         }
-        known = {client: median for client, median in medians.items() if math.isfinite(median)}
-        far = standing_out(known, limit, tolerated(self.liars, len(known)))
+        finite = {client: median for client, median in medians.items() if math.isfinite(median)}
+        far = standing_out(finite, limit, tolerated(self.liars, len(finite)))
         lines = {
             client: f"lies far out: half of its vectors are at least {median:.3g} times as far from all others'"
             f" as those are from each other (limit {limit:g})"
-            for client, median in known.items()
+            for client, median in finite.items()
             if median > limit
         }
         remarks = [
@@ -132,11 +133,11 @@ class BankSupport:
             if client in far:
                 continue
             stays = distances[client] <= reach
-            # Of a client that is kept though nobody holds its kind, single vectors cannot be judged either.
-            if stays.all() or client in lines or client not in known:
+            # Single vectors of a client that is kept although it lies far out cannot be judged either.
+            if stays.all() or client in lines or client not in finite:
                 kept[client] = update
                 continue
-            kept[client] = _only(update, stays, spec, name)
+            kept[client] = _without_vectors(update, stays, spec, name)
             lost = float(masses[client][~stays].sum() / masses[client].sum())
             if lost >= NAMED:
                 remarks.append((client, f"lies far out in {lost:.1%} of what it holds, which is left out"))
@@ -145,33 +146,34 @@ class BankSupport:
     def _distances(
         self, messages: Mapping[int, Message], name: str, last: Tensor | None
     ) -> dict[int, Tensor]:
-        """Computes the distance of each vector to what others hold, by client."""
-        # Distances are computed by matrix products, whose error is smallest around the origin.
+        """Computes the distance of each vector to the vectors of the others, by client."""
+        # Vectors are centred: distances are computed by matrix products, whose error is smallest around the origin.
         centre = torch.cat([message[name] for message in messages.values()]).double().mean(0)
         rows = {client: _centred(message[name], centre) for client, message in messages.items()}
         banks = {client: _spaced(rows[client][_mass(messages[client], name) > 0]) for client in messages}
-        common = None if last is None else _spaced(_centred(last, centre))
-        found = {}
-        for client, own in rows.items():
-            others = torch.stack([_distance(own, *banks[other]) for other in banks if other != client])
-            held = others.kthvalue(min(self.holders, len(others)), dim=0).values
-            found[client] = held if common is None else torch.minimum(held, _distance(own, *common))
-        return found
+        prior = None if last is None else _spaced(_centred(last, centre))
+        distances = {}
+        for client, vectors in rows.items():
+            by_bank = torch.stack([_distance(vectors, *banks[other]) for other in banks if other != client])
+            near = by_bank.kthvalue(min(self.holders, len(by_bank)), dim=0).values
+            distances[client] = near if prior is None else torch.minimum(near, _distance(vectors, *prior))
+        return distances
 
 
 def standing_out(distances: Mapping[int, float], limit: float, at_most: int) -> set[int]:
-    """Finds the clients that lie beyond a limit and far from where all others lie.
+    """Finds the clients that are beyond a limit and clearly farther away than all others.
 
-    Where each client has a kind of normal of its own, all lie about equally far out. A client that lies also takes the
-    support from honest ones that hold what it should have held; these come a little beyond the limit.
+    If each client has its own kind of normal images, all are about equally far away. A lying client also withholds
+    support from honest clients with the images that it should have had; these may slightly exceed the limit.
 
     Args:
-        distances: How far each client lies out.
+        distances: Distance of each client from the others.
         limit: Distance up to which a client never stands out.
-        at_most: How many may stand out, fewer than there are.
+        at_most: Largest number of clients that may stand out; smaller than the number of clients.
 
     Returns:
-        As many of the farthest clients as can be told from the next by a factor of `APART`; none if none can.
+        The largest group of farthest clients, at most `at_most`, that exceeds the next client's distance by a factor of
+        `APART`; empty if there is no such group.
 
     Example:
         >>> standing_out({1: 1.0, 2: 1.5, 4: 1.2}, 1.2, 1), standing_out({1: 1.0, 2: 1.25, 4: 1.19}, 1.2, 1)
@@ -186,7 +188,7 @@ def standing_out(distances: Mapping[int, float], limit: float, at_most: int) -> 
 
 
 def _mass(message: Message, name: str) -> Tensor:
-    """Returns the weight [rows] of each vector: its count, or 1 where none, or only zeros, are sent."""
+    """Returns the weight [n] of each vector: its count, or 1 if the message has no counts or only zeros."""
     counts = message.get(COUNTS)
     if counts is None or not counts.any():
         return torch.ones(len(message[name]), dtype=torch.float64)
@@ -194,34 +196,38 @@ def _mass(message: Message, name: str) -> Tensor:
 
 
 def _centred(rows: Tensor, centre: Tensor) -> Tensor:
+    """Subtracts the centre [C] from vectors [n, C] in double precision, and returns the result in single precision."""
     return (rows.double() - centre).float()
 
 
 def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the different vectors of a bank [n, C], and how far from each the nearest `SHARE` of them reaches [n]."""
+    """Returns the different vectors of a bank [n, C], and the bank's spacing at each of them [n] (`SHARE`)."""
     rows = bank.unique(dim=0)
     if len(rows) < 2:
         return rows, torch.full((len(rows),), torch.nan)
-    reached = math.ceil(SHARE * len(rows))
+    rank = math.ceil(SHARE * len(rows))
     spacing = torch.cat(
         [
-            torch.cdist(rows[own], rows).scatter(1, own[:, None], torch.inf).kthvalue(reached, dim=1).values
-            for own in torch.arange(len(rows)).split(_CHUNK)
+            torch.cdist(rows[chunk], rows).scatter(1, chunk[:, None], torch.inf).kthvalue(rank, dim=1).values
+            for chunk in torch.arange(len(rows)).split(_CHUNK)
         ]
     )
     return rows, spacing.clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def _distance(rows: Tensor, bank: Tensor, spacing: Tensor) -> Tensor:
-    """Computes the distance [n] of vectors [n, C] to a bank, in units of its spacing; infinite where it has none."""
+    """Computes the distance [n] of vectors [n, C] to a bank in units of its spacing; 0 or infinite without spacing."""
     if not len(rows) or len(bank) < 2:
-        held = (rows[:, None] == bank).all(2).any(1)
-        return torch.where(held, 0.0, torch.inf)
+        contained = (rows[:, None] == bank).all(2).any(1)
+        return torch.where(contained, 0.0, torch.inf)
     return torch.cat([(torch.cdist(part, bank) / spacing).amin(1) for part in rows.split(_CHUNK)])
 
 
-def _only(update: Update, stays: Tensor, spec: MessageSpec, name: str) -> Update:
-    """Returns the message with the vectors that stay, in place of the others the nearest of these with count 0."""
+def _without_vectors(update: Update, stays: Tensor, spec: MessageSpec, name: str) -> Update:
+    """Returns the update without the vectors of bank `name` that do not stay, where `stays` is bool [n].
+
+    In a message of fixed size, each of them is replaced by the nearest vector that stays, with count 0.
+    """
     message = dict(update.message)
     size = spec[name].shape[0]
     if isinstance(size, Free):

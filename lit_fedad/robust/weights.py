@@ -1,10 +1,10 @@
 """Rules for weights: bounds on how far one client moves them, and combinations that no single client decides.
 
-Weights are the floating-point entries of a fixed shape that the server had sent under the same name; messages with
-sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is
-returned as the same weights from every client, whose mean is exact (`weighted_mean`). Lengths and directions are those
-of the model's weights; what else is averaged is measured apart, since it hides them: changes of running statistics, and
-SCAFFOLD's controls, which are gradients, are many times as long as changes of weights.
+Weights are the floating-point entries of a fixed shape that the server has sent under the same name; messages with sets
+of vectors have none, and entries that only clients send stay unchanged. Servers average weights, so a rule returns its
+combination as equal weights from every client, whose mean is exact (`weighted_mean`). Lengths and directions are
+measured for each part of the weights separately, because some parts would hide the model's weights: changes of running
+statistics, and of SCAFFOLD's controls, which are gradients, are many times as long as changes of weights.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 Products = Mapping[str, Tensor]
 """Inner products of the clients' changes [N, N], by part of the weights; the model comes first."""
 
-_MODEL, _STATISTICS = "weights", "running statistics"
-_SPAN = 16_384  # weights at a time: the changes of ten clients stay in a core's cache
+_MODEL, _STATISTICS = "weights", "running statistics"  # names of parts in remarks
+_SPAN = 16_384  # number of weights at a time, so that the changes of ten clients fit into a core's cache
 
 
 def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
-    """Lists the entries of a message that are weights; none in a message that holds a set of vectors."""
+    """Lists the entries of a message that are weights; empty for a message with a set of vectors."""
     if any(form.unordered for form in spec.values()):
         return []
     return [
@@ -45,29 +45,30 @@ def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
 
 
 def _parts(names: Sequence[str]) -> dict[str, list[str]]:
-    """Divides names by what stands before a slash: the model's weights have no such prefix, and come first.
+    """Groups the names of entries by part of the weights.
 
-    Its running statistics, of batch normalisation, follow.
+    The model's weights come first, then its running statistics of batch normalisation; neither has a prefix. Other
+    parts are groups of names with the same prefix before a slash.
     """
     parts: dict[str, list[str]] = {_MODEL: [], _STATISTICS: []}
     for name in names:
         prefix, slash, _ = name.partition("/")
-        own = _STATISTICS if name.endswith(("running_mean", "running_var")) else _MODEL
-        parts.setdefault(prefix if slash else own, []).append(name)
-    return {part: own for part, own in parts.items() if own}
+        of_model = _STATISTICS if name.endswith(("running_mean", "running_var")) else _MODEL
+        parts.setdefault(prefix if slash else of_model, []).append(name)
+    return {part: part_names for part, part_names in parts.items() if part_names}
 
 
 @dataclass(frozen=True)
 class WeightRule(ABC):
-    """A rule for weights, which names clients that lie far out; with fewer than 3 clients there is no telling who does.
+    """A rule for weights, which names clients that lie far out; it does nothing with fewer than 3 clients.
 
-    A client lies far out if its change of the weights is longer than `far` times what is usual for its number of images
-    (`lengths`), or if it is among fewer than half that point against the others: its cosine with the sum of their
-    directions is below `against`.
+    A client lies far out if its change of the weights is longer than `far` times the usual length for its number of
+    images (`lengths`). It also lies far out if its change points against the others (its cosine with the sum of their
+    directions is below `against`), unless half of the clients or more do so.
 
     Attributes:
-        far: Factor by which a change may be longer than usual.
-        against: Cosine below which a client is named.
+        far: Largest factor by which a change may be longer than usual.
+        against: Cosine below which a change points against the others.
     """
 
     far: float = 2.0
@@ -83,11 +84,11 @@ class WeightRule(ABC):
             return dict(updates), []
         sizes = {client: update.num_samples for client, update in updates.items()}
         parts = _parts(names)
-        products = {part: inner_products(updates, own, previous) for part, own in parts.items()}
+        products = {part: inner_products(updates, entries, previous) for part, entries in parts.items()}
         combined = self.combine(updates, products, {name: previous[name] for name in names})
         remarks: dict[int, str] = {}
-        for part, own in products.items():
-            remarks = dict(self.name_far(lengths(own, sizes), own, part)) | remarks
+        for part, matrix in products.items():
+            remarks = dict(self.name_far(lengths(matrix, sizes), matrix, part)) | remarks
         return combined, sorted(remarks.items())
 
     @abstractmethod
@@ -96,42 +97,42 @@ class WeightRule(ABC):
 
         Args:
             updates: Updates by client.
-            products: Inner products of their changes.
-            previous: The weights that the server had sent.
+            products: Inner products of the clients' changes, by part.
+            previous: The weights that the server has sent.
         """
 
     def name_far(self, ratios: Mapping[int, float], products: Tensor, part: str) -> list[Remark]:
-        """Returns a remark on each client that lies far out.
+        """Returns a remark on each client that lies far out in a part of the weights.
 
-        Where half of the clients or more pull against the rest, as those that hold different classes do, they have no
-        common direction, and none is named for its own.
+        `ratios` are those of `lengths`. If half of the clients or more point against the others, as clients with
+        different classes do, there is no common direction, and none is named for its direction.
         """
         directions = dict(zip(ratios, cosines(products).tolist(), strict=True))
         opposed = [client for client, cosine in directions.items() if cosine < self.against]
         if 2 * len(opposed) >= len(directions):
             opposed = []
-        found = []
+        lines = []
         for client, ratio in ratios.items():
             if ratio > self.far:
-                found.append((client, f"it changes the {part} {ratio:.3g} times as far as usual"))
+                lines.append((client, f"it changes the {part} {ratio:.3g} times as far as usual"))
             elif client in opposed:
                 cosine = directions[client]
-                found.append((client, f"it moves the {part} against the others (cosine {cosine:.2f})"))
-        return [(client, f"lies far out: {line}") for client, line in found]
+                lines.append((client, f"it moves the {part} against the others (cosine {cosine:.2f})"))
+        return [(client, f"lies far out: {line}") for client, line in lines]
 
 
 class NormClipping(WeightRule):
-    """A bound on the length of changes, by a multiple of what is usual instead of a fixed number.
+    """A bound on the length of changes: a multiple of the usual length instead of a fixed number.
 
     After Sun et al. 2019, "Can you really backdoor federated learning?", section 3::
 
         w_n <- w + (w_n - w) min(1, far / ratio_n)    with the ratio of `lengths`
 
-    As long as no change is longer, messages stay as they are.
+    If no change is longer, messages stay unchanged.
     """
 
     def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
-        """Shortens changes that are too long, of each part by its own length."""
+        """Shortens changes that are too long; each part of the weights is judged by its own length."""
         sizes = {client: update.num_samples for client, update in updates.items()}
         combined = dict(updates)
         for part, names in _parts(list(previous)).items():
@@ -139,10 +140,10 @@ class NormClipping(WeightRule):
                 if ratio > self.far:
                     message, share = updates[client].message, self.far / ratio
                     sent = {name: previous[name].double() for name in names}
-                    own = {
+                    shortened = {
                         name: last + (message[name].double() - last) * share for name, last in sent.items()
                     }
-                    combined[client] = _with(combined[client], own)
+                    combined[client] = _with(combined[client], shortened)
         return combined
 
 
@@ -167,7 +168,7 @@ class TrimmedMean(WeightRule):
     All clients have the same weight.
 
     Attributes:
-        liars: Share of clients to tolerate, at least one: as many values are left out at each end.
+        liars: Share of lying clients to tolerate, at least one client; as many values are left out at each end.
     """
 
     liars: float = 0.2
@@ -189,12 +190,13 @@ class Krum(WeightRule):
 
         ``s(i) = sum_{i -> j} |w_i - w_j|^2`` over the N - f - 2 clients j nearest to i
 
-    Krum takes the client of the least score, multi-Krum the mean of several, weighted by data size. The guarantee needs
-    2 f + 2 < N, so five clients tolerate one liar. Honest clients that differ from most are left out too.
+    Krum takes the client with the smallest score, multi-Krum the mean of several clients, weighted by data size. The
+    guarantee needs 2 f + 2 < N, so five clients tolerate one liar. Honest clients that differ from most are left out
+    too.
 
     Attributes:
         chosen: Number of clients that are merged; 1 is Krum.
-        liars: Share f / N of clients to tolerate, at least one.
+        liars: Share f / N of lying clients to tolerate, at least one client.
     """
 
     chosen: int = 1
@@ -206,7 +208,7 @@ class Krum(WeightRule):
         within("federation.robust.weights", 0, 1, liars=self.liars)
 
     def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
-        """Leaves all but the chosen clients out, by their changes of the model."""
+        """Leaves out all clients but the chosen ones; scores are computed from the first part, the model's weights."""
         scores = krum_scores(next(iter(products.values())), tolerated(self.liars, len(updates)))
         best = set(scores.argsort(stable=True)[: self.chosen].tolist())
         return {client: update for row, (client, update) in enumerate(updates.items()) if row in best}
@@ -220,7 +222,7 @@ def inner_products(updates: Updates, names: list[str], previous: Message) -> Ten
         weights = [update.message[name].reshape(-1) for update in updates.values()]
         for start in range(0, len(last), _SPAN):
             span = slice(start, start + _SPAN)
-            changes = torch.stack([own[span] for own in weights]).double().sub_(last[span])
+            changes = torch.stack([flat[span] for flat in weights]).double().sub_(last[span])
             products.addmm_(changes, changes.T)
     return products
 
@@ -230,10 +232,10 @@ def krum_scores(products: Tensor, liars: int) -> Tensor:
 
     Args:
         products: Inner products of the changes of N clients [N, N].
-        liars: Number f of liars.
+        liars: Number f of lying clients.
 
     Returns:
-        Sums of squared distances to the N - f - 2 nearest others, at least one, [N].
+        For each client, the sum of squared distances to its N - f - 2 (at least one) nearest others [N].
     """
     squares = (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp(min=0)
     nearest = max(1, len(products) - liars - 2)
@@ -241,10 +243,10 @@ def krum_scores(products: Tensor, liars: int) -> Tensor:
 
 
 def lengths(products: Tensor, sizes: Mapping[int, int]) -> dict[int, float]:
-    """Computes how long each client's change is, as a multiple of what is usual for its number of images.
+    """Computes the length of each client's change as a multiple of the usual length for its number of images.
 
-    Usual is the median length of all clients; for clients with more images than the median, which take more steps, so
-    many times more.
+    The usual length is the median over all clients. For clients with more images than the median, which take more
+    steps, it is multiplied by the ratio of the numbers of images.
 
     Args:
         products: Inner products of the changes [N, N].
@@ -252,30 +254,30 @@ def lengths(products: Tensor, sizes: Mapping[int, int]) -> dict[int, float]:
     """
     norms = products.diagonal().sqrt().tolist()
     usual, images = statistics.median_low(norms), statistics.median_low(sizes.values())
-    found = {}
-    for (client, size), own in zip(sizes.items(), norms, strict=True):
-        allowed = usual * max(1.0, size / max(1, images))
-        found[client] = own / allowed if allowed > 0 else 1.0 if own == 0 else math.inf
-    return found
+    ratios = {}
+    for (client, size), norm in zip(sizes.items(), norms, strict=True):
+        expected = usual * max(1.0, size / max(1, images))
+        ratios[client] = norm / expected if expected > 0 else 1.0 if norm == 0 else math.inf
+    return ratios
 
 
 def cosines(products: Tensor) -> Tensor:
-    """Computes the cosine [N] of each change with the sum of the others' directions, so that none of them decides."""
+    """Computes the cosine [N] of each change with the sum of the other changes' directions, from `products` [N, N]."""
     norms = products.diagonal().sqrt().clamp(min=torch.finfo(torch.float32).tiny)
-    directions = products / norms[:, None] / norms
-    own, sums = directions.diagonal(), directions.sum(0)
-    squares = directions.sum() - 2 * sums + own
+    pairwise = products / norms[:, None] / norms
+    own, sums = pairwise.diagonal(), pairwise.sum(0)
+    squares = pairwise.sum() - 2 * sums + own
     return (sums - own) / squares.clamp(min=1e-12).sqrt()
 
 
 def _with(update: Update, weights: Message) -> Update:
-    """Returns the update with other weights, in the type of its own."""
-    own = {name: entry.to(update.message[name].dtype) for name, entry in weights.items()}
-    return Update({**update.message, **own}, update.num_samples)
+    """Returns the update with other weights, converted to the types of its entries."""
+    converted = {name: entry.to(update.message[name].dtype) for name, entry in weights.items()}
+    return Update({**update.message, **converted}, update.num_samples)
 
 
 def _with_mean(updates: Updates, names: Iterable[str], ranks: slice) -> dict[int, Update]:
-    """Gives every update the mean of some ranks of the sorted weights, coordinate by coordinate."""
+    """Replaces weights in all updates by the mean over some ranks of the clients' sorted values, by coordinate."""
 
     def mean(name: str) -> Tensor:
         sent = torch.stack([update.message[name].double() for update in updates.values()])
