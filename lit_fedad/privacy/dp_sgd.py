@@ -1,4 +1,4 @@
-"""Differential privacy of training: what noise each client's steps need, and what of its budget is spent."""
+"""Differentially private training (DP-SGD): the noise that each client's steps need, and the budget that is spent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lit_fedad.privacy.noised_sums import secret_generator
 from lit_fedad.privacy.secure_aggregation import sending
 
 _HOOKS = ("training_step", "on_train_epoch_start", "on_before_optimizer_step")
-"""By which a client would change what is trained, or the gradients."""
+"""Hooks by which a client could change the training step or the gradients; private training allows none of them."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Steps:
     """The steps that a client trains in a round.
 
     Attributes:
-        share: Probability q with which a step draws an image.
-        number: Steps an epoch.
+        share: Probability q with which a step samples each image.
+        number: Number of steps in an epoch.
         noise: Noise multiplier sigma.
     """
 
@@ -46,11 +46,11 @@ class Steps:
 
 
 class TrainPrivately(Train):
-    """The exchange before which clients train by DP-SGD; of their training they tell nothing but weights.
+    """The exchange in which clients train by DP-SGD; they report only weights, and no losses.
 
     Args:
-        plan: The noise.
-        key: The secret that draws and noise follow from; empty where nothing is trained.
+        plan: The noise of each client's steps.
+        key: The secret from which sampling and noise are derived; empty where nothing is trained.
         sums: How weights add up.
     """
 
@@ -59,7 +59,7 @@ class TrainPrivately(Train):
         self.plan, self._key = plan, key
 
     def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the client by `fit_privately`; losses are of its images, and stay with it."""
+        """Trains the client by `fit_privately`; returns no losses, because they would reveal its images."""
         if not self._key:
             raise ValueError("no secret to draw noise from")
         number = client.context.client
@@ -74,15 +74,16 @@ def fit_privately(
 ) -> None:
     """Trains a client for E epochs of DP-SGD.
 
-    An exchange that is played again has the same draws and noise: both follow from the secret, round and client alone.
+    An exchange that is played again samples the same images and draws the same noise: both depend only on the secret,
+    the round and exchange, and the client.
 
     Args:
         client: The live client.
-        loader: Its training batches, of which images and how they are read are taken.
-        fabric: Moves batches and sets precision.
+        loader: Its training batches; only the data set and the collate function are used.
+        fabric: Moves batches to the device and sets the precision.
         steps: Share of the images in a step, number of steps and noise.
         clip: Largest norm of an image's gradient.
-        key: The secret.
+        key: The secret from which sampling and noise are derived.
 
     Raises:
         UserError: If gradients are scaled, or the loss is not finite.
@@ -92,7 +93,7 @@ def fit_privately(
     if getattr(fabric.strategy.precision, "scaler", None) is not None:
         raise UserError("federation/privacy=dp_sgd: give fabric.precision=32-true or bf16-mixed")
     task, images = client.task, len(loader.dataset)  # type: ignore[arg-type]
-    draw, noise = (_generator(key, client.context, what) for what in ("draw", "noise"))
+    draw, noise = (_generator(key, client.context, purpose) for purpose in ("draw", "noise"))
     batch = steps.share * images
     deviation = steps.noise * clip / batch
 
@@ -105,10 +106,11 @@ def fit_privately(
     if client.optimizer_state is not None:
         resume_optimizer(configured, client.optimizer_state)
     task.train()
-    # Views and dropout are secret too: they change for all images of a step where one comes or goes.
+    # The seed of views and dropout is secret too: one image more or less changes those of all images in its step.
     views = _generator(key, client.context, "views").integers(1 << 63)
     with _gradients_by_image(task), seeded(int(views), "views"):
-        # Opacus shortens gradients; torch's generator on the CPU has 2^32 seeds, and whoever tries all finds its noise.
+        # Opacus only clips gradients. Its own noise would come from torch's CPU generator, which has 2^32 seeds: an
+        # attacker could try all of them.
         optimizer = DPOptimizer(
             configured,
             noise_multiplier=0.0,
@@ -119,19 +121,19 @@ def fit_privately(
         client.on_train_start()
         for _ in range(client.local_epochs):
             client.on_train_epoch_start()
-            # Each step draws each image with the same probability.
+            # Each step samples each image with the same probability, independently (Poisson sampling).
             drawn = [(draw.random(images) < steps.share).nonzero()[0].tolist() for _ in range(steps.number)]
             batches = iter(
                 DataLoader(
                     loader.dataset,
-                    batch_sampler=[places for places in drawn if places],
+                    batch_sampler=[indices for indices in drawn if indices],
                     collate_fn=loader.collate_fn,
                     generator=torch.Generator(),
                 )
             )
-            for index, places in enumerate(drawn):
+            for index, indices in enumerate(drawn):
                 optimizer.zero_grad()
-                if places:
+                if indices:
                     with fabric.autocast():
                         loss = client.training_step(fabric.to_device(next(batches)), index)["loss"]
                     if not torch.isfinite(loss):
@@ -139,10 +141,10 @@ def fit_privately(
                             "the loss is not finite: training has diverged; lower the learning rate"
                         )
                     loss.backward()
-                    # By their lengths in bfloat16 some would be shortened too little.
+                    # Norms computed in bfloat16 could be too small, and gradients would be clipped too little.
                     for parameter in optimizer.params:
                         parameter.grad_sample = parameter.grad_sample.to(parameter.dtype)
-                else:  # noise alone
+                else:  # a step without images still adds noise
                     for parameter in optimizer.params:
                         parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
                 optimizer.step()
@@ -154,11 +156,11 @@ def fit_privately(
 
 @contextmanager
 def _gradients_by_image(task: nn.Module) -> Iterator[None]:
-    """Has backward passes keep every image's gradient, and leaves nothing of that behind."""
+    """Lets backward passes store the gradient of every single image during a block, and removes all traces after it."""
     from opacus.grad_sample import GradSampleModule
 
     inplace = [module for module in task.modules() if getattr(module, "inplace", False)]
-    for module in inplace:  # which would write over what Opacus looks at
+    for module in inplace:  # an in-place layer would overwrite activations that Opacus reads
         module.inplace = False  # type: ignore[assignment]
     hooks = GradSampleModule(task)
     try:
@@ -174,23 +176,23 @@ def _gradients_by_image(task: nn.Module) -> Iterator[None]:
             parameter.__dict__.pop("summed_grad", None)
 
 
-def _generator(key: bytes, context: Context, what: str) -> np.random.Generator:
-    return secret_generator(key, what, context.round, context.exchange, context.client)
+def _generator(key: bytes, context: Context, purpose: str) -> np.random.Generator:
+    return secret_generator(key, purpose, context.round, context.exchange, context.client)
 
 
 @dataclass(frozen=True)
 class TrainingPrivacy:
     """The settings of differentially private training, at the level of an image.
 
-    Neighbouring data differ in one image of one client, which is there or not.
+    Neighbouring data sets differ in one image of one client, which is present or absent.
 
     Attributes:
         epsilon: Budget of each client over the whole run; None for infinity, which is a run without clipping and noise.
-        delta: Probability with which the promise may fail.
+        delta: Probability with which the guarantee may fail.
         clip: Largest norm C of an image's gradient.
-        batch_size: Images that a step has on average.
-        seed: Seed of noise and draws, for experiments that are to be repeated: whoever knows it can take the noise
-            away. None for a secret of the run.
+        batch_size: Average number of images in a step.
+        seed: Seed of noise and sampling, for experiments that must be repeatable. Anybody who knows it can remove the
+            noise. None for a secret of the run.
 
     Raises:
         UserError: If a number is out of range.
@@ -213,11 +215,11 @@ class TrainingPrivacy:
 
         Args:
             method: The method.
-            course: The run; a client counts as if it trained in all rounds.
+            course: The course of the run; every client is accounted for as if it trained in all rounds.
 
         Raises:
-            UserError: If Opacus is missing, more is sent than weights that were trained image by image, or no noise is
-                large enough for the budget.
+            UserError: If Opacus is missing, clients send anything but weights that are trained by a sum over single
+                images, or no noise is large enough for the budget.
         """
         require("dp", "federation/privacy=dp_sgd")
         from opacus.grad_sample import GradSampleModule
@@ -236,9 +238,9 @@ class TrainingPrivacy:
             )
         buffers = sorted(sent - weights.keys())
         faults = [f"it shares {buffers[0]}"] if buffers else []
-        client.task.train()  # as which Opacus judges it
+        client.task.train()  # Opacus validates a model in training mode
         faults += [str(fault).split(". ")[0] for fault in ModuleValidator.validate(client.task, strict=False)]
-        # Opacus looks at no layer without weights that are trained, as of a norm that scales nothing.
+        # Opacus does not check layers without trained weights, such as a batch norm without scale.
         norms = any(isinstance(layer, _BatchNorm) and layer.training for layer in client.task.modules())
         if norms or GradSampleModule.validate(client.task, strict=False):
             faults.append("a layer keeps statistics of batches")
@@ -250,7 +252,7 @@ class TrainingPrivacy:
             )
         plan = TrainingPlan(self, dict(course.sizes), client.local_epochs, course.rounds)
         for images in set(plan.sizes.values()):
-            plan.steps(images)  # of which none may have a budget that no noise keeps
+            plan.steps(images)  # refuses a budget that no noise can keep
         return plan
 
 
@@ -259,10 +261,10 @@ class TrainingPlan:
     """The noise of a run's training.
 
     Attributes:
-        settings: The settings.
-        sizes: Images of each client.
-        epochs: Epochs a round.
-        releases: Rounds in which a client trains.
+        settings: The settings of differential privacy.
+        sizes: Number of images of each client.
+        epochs: Number of epochs in a round.
+        releases: Number of rounds in which a client trains.
     """
 
     settings: TrainingPrivacy
@@ -271,7 +273,7 @@ class TrainingPlan:
     releases: int
 
     def steps(self, images: int) -> Steps:
-        """Computes the steps of a client with so many images, and the least noise that its budget asks for."""
+        """Computes the steps of a client with so many images, with the smallest noise that its budget allows."""
         settings = self.settings
         share, number = min(1.0, settings.batch_size / images), math.ceil(images / settings.batch_size)
         assert settings.epsilon is not None
@@ -279,16 +281,20 @@ class TrainingPlan:
         return Steps(share, number, noise)
 
     def epsilon(self, releases: int) -> float:
-        """Computes what so many rounds cost: the largest epsilon of a client."""
-        found = [self.steps(images) for images in set(self.sizes.values())]
+        """Computes the epsilon of so many rounds: the largest over all clients."""
+        steps = [self.steps(images) for images in set(self.sizes.values())]
         delta = self.settings.delta
-        return max(_spent(one.noise, one.share, one.number * self.epochs * releases, delta) for one in found)
+        return max(_spent(one.noise, one.share, one.number * self.epochs * releases, delta) for one in steps)
 
     def check(self, releases: int, what: str) -> None:
-        """Refuses what would overdraw the budget.
+        """Refuses more rounds of training than the noise was planned for.
+
+        Args:
+            releases: Number of rounds in which clients train, with those to come.
+            what: What asks for them, for the error message.
 
         Raises:
-            UserError: If their epsilon exceeds the budget.
+            UserError: If there are more rounds than planned.
         """
         if releases > self.releases:
             raise UserError(
@@ -301,7 +307,7 @@ class TrainingPlan:
         return sum(isinstance(exchange, TrainPrivately) for exchange in exchanges)
 
     def noised(self, method: Method, key: bytes) -> Exchanges:
-        """Puts private training in the place of training."""
+        """Replaces training by private training in the exchanges of a method."""
         rounds = tuple(
             TrainPrivately(self, key, one.sums) if type(one) is Train else one
             for one in method.exchanges.rounds
@@ -309,7 +315,7 @@ class TrainingPlan:
         return replace(method.exchanges, rounds=rounds)
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
-        """Describes what a run has spent, for its result."""
+        """Describes the budget that a run has spent, for its result."""
         noise = max(self.steps(images).noise for images in self.sizes.values())
         spent = {"epsilon": self.epsilon(releases) if releases else 0.0, "noise": noise, "sums": releases}
         where = {"unit": "image", "where": "every step's", "of": "rounds of DP-SGD"}
@@ -318,15 +324,15 @@ class TrainingPlan:
 
 @lru_cache(maxsize=4096)
 def _noise(epsilon: float, delta: float, share: float, steps: int) -> float:
-    """Computes the least noise multiplier of so many steps, by Renyi differential privacy.
+    """Computes the smallest sufficient noise multiplier for so many steps, by Renyi differential privacy.
 
     Raises:
-        UserError: If none is large enough: Renyi's bound has a least epsilon, whatever the noise.
+        UserError: If no noise is large enough: Renyi's bound cannot give an epsilon below some minimum.
     """
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # orders at the end of their list bound less tightly: never too small
+        warnings.simplefilter("ignore")  # the last order of Opacus's list gives a looser, but valid bound
         try:
             return float(
                 get_noise_multiplier(

@@ -1,4 +1,4 @@
-"""Numbers in fixed point modulo 2^32 or 2^64: their sums are exact, in any order, and masks cancel in them."""
+"""Fixed-point numbers modulo 2^32 or 2^64, whose sums are exact in any order, so that masks cancel in them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from lit_fedad.contracts.sums import SumSpec
 from lit_fedad.core.errors import UserError
 
 Words = dict[str, np.ndarray]
-"""Numbers in fixed point by name, uint32 or uint64: the residues of whole multiples of a step."""
+"""Tensors of fixed-point numbers by name, uint32 or uint64: the residues of whole multiples of a step."""
 
 HEADROOM = 4
-"""Bits beyond a sum's bound: where masks were left in, 15 of 16 elements lie beyond it."""
+"""Number of bits above a sum's bound: if masks are left in a sum, 15 of 16 elements exceed the bound."""
 
-_FINE = 24
-"""Binary places after the point that are enough: a float32 below 1 has as many."""
+_ENOUGH_PLACES = 24
+"""Number of binary places after the point that suffices: a float32 below 1 has as many."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Whole multiples of ``2^-exponent`` modulo ``2^bits``.
+    """The fixed-point format of one tensor of a sum: whole multiples of ``2^-exponent`` modulo ``2^bits``.
 
     Attributes:
         name: Name of the tensor, for errors.
-        bits: 32 or 64.
-        exponent: Binary places after the point; negative where the step exceeds 1.
+        bits: Number of bits, 32 or 64.
+        exponent: Number of binary places after the point; negative if the step exceeds 1.
         form: The form of the sum.
     """
 
@@ -41,16 +41,16 @@ class FixedPoint:
 
     @classmethod
     def of(cls, name: str, form: SumSpec) -> FixedPoint:
-        """Chooses bits and step: the finest that leaves room for the bound, and `HEADROOM`.
+        """Chooses the number of bits, and the smallest step that leaves room for the bound and for `HEADROOM`.
 
-        Numbers have 32 bits where these hold every whole number, or leave `_FINE` places after the point of those that
-        need not be exact.
+        Numbers have 32 bits if that suffices for every whole number or, for numbers that need not be exact, leaves
+        `_ENOUGH_PLACES` places after the point.
 
         Raises:
             UserError: If whole numbers are too large for 64 bits.
         """
         places = [bits - 1 - HEADROOM - max(0, math.ceil(math.log2(form.bound))) for bits in (32, 64)]
-        enough = 0 if form.whole else math.inf if form.exact else _FINE
+        enough = 0 if form.whole else math.inf if form.exact else _ENOUGH_PLACES
         bits, exponent = (32, places[0]) if places[0] >= enough else (64, places[1])
         if form.whole and exponent < 0:
             raise UserError(f"'{name}': sums of up to {form.bound:g} have no room in 64 bits")
@@ -58,19 +58,19 @@ class FixedPoint:
 
     @property
     def step(self) -> float:
-        """The distance of neighbouring numbers."""
+        """The distance between neighbouring numbers."""
         return math.ldexp(1.0, -self.exponent)
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of `encode`, little-endian: masks are the same on all machines."""
+        """The type of encoded numbers; little-endian, so that masks are the same on all machines."""
         return np.dtype(f"<u{self.bits // 8}")
 
     def encode(self, values: Tensor) -> np.ndarray:
         """Rounds values to the nearest multiple of the step.
 
         Raises:
-            UserError: If a value is not finite, or beyond the bound.
+            UserError: If a value is not finite, or exceeds the bound.
         """
         numbers = values.detach().double().cpu().numpy()
         if numbers.shape != self.form.shape:
@@ -80,23 +80,23 @@ class FixedPoint:
             raise UserError(
                 f"'{self.name}' adds {largest:g} to a sum that has room for {self.form.bound:g} in all"
             )
-        # Arrays of no dimension become plain numbers in numpy's functions.
+        # `asarray`, because numpy's functions turn arrays without dimensions into plain numbers.
         whole = np.asarray(np.rint(np.ldexp(numbers, self.exponent))).astype(np.int64)
         return whole.view(np.uint64).astype(self.dtype)
 
     def decode(self, residues: np.ndarray) -> Tensor:
-        """Returns sums of encoded values: float64, or int64 where they are whole.
+        """Returns the values of a sum of encoded numbers: float64, or int64 for whole numbers.
 
         Raises:
-            UserError: If one of them is beyond the bound.
+            UserError: If a value exceeds the bound.
         """
-        # Sums of arrays without a dimension are plain numbers.
+        # `asarray`, because sums of arrays without dimensions are plain numbers.
         signed = np.asarray(residues).view(np.dtype(f"<i{self.bits // 8}"))
         whole = np.asarray(signed.astype(np.int64))
         values = np.asarray(np.ldexp(whole.astype(np.float64), -self.exponent))
-        # Every client may have rounded up.
-        rounded = 0.0 if self.form.whole else self.form.bound * 1e-6 + 2**16 * self.step
-        if np.abs(values).max(initial=0.0) > self.form.bound + rounded:
+        # Every client may have rounded its summand up.
+        tolerance = 0.0 if self.form.whole else self.form.bound * 1e-6 + 2**16 * self.step
+        if np.abs(values).max(initial=0.0) > self.form.bound + tolerance:
             raise UserError(
                 f"the sum of '{self.name}' is beyond {self.form.bound:g}, which no clients' can be"
             )
@@ -104,7 +104,7 @@ class FixedPoint:
 
 
 def fixed_points(forms: Mapping[str, SumSpec]) -> dict[str, FixedPoint]:
-    """Chooses the fixed point of every tensor of a sum, in the order of names."""
+    """Chooses the fixed-point format of every tensor of a sum, in the order of names."""
     return {name: FixedPoint.of(name, forms[name]) for name in sorted(forms)}
 
 
@@ -112,15 +112,15 @@ def encode(sums: Mapping[str, Tensor], forms: Mapping[str, SumSpec]) -> Words:
     """Rounds summands to fixed point.
 
     Raises:
-        UserError: If a value is beyond its bound.
+        UserError: If a value exceeds its bound.
     """
     return {name: point.encode(sums[name]) for name, point in fixed_points(forms).items()}
 
 
 def decode(words: Words, forms: Mapping[str, SumSpec]) -> dict[str, Tensor]:
-    """Returns sums of what was encoded.
+    """Returns the values of sums of encoded tensors.
 
     Raises:
-        UserError: If a sum is beyond its bound.
+        UserError: If a sum exceeds its bound.
     """
     return {name: point.decode(words[name]) for name, point in fixed_points(forms).items()}

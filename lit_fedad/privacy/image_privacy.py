@@ -1,8 +1,8 @@
-"""Differential privacy of a run: what noise its sums over images need, and what of its budget is spent.
+"""Differential privacy of a run: the noise that its sums over images need, and the budget that is spent.
 
 In closed form (Gaussian DP): a sum that one image changes by at most B, with noise N(0, (sigma B)^2), is mu-GDP with
 ``mu = 1 / sigma``; several such sums of the same images are ``sqrt(mu_1^2 + mu_2^2 + ...)``-GDP (Dong, Roth and Su,
-JRSS B 2022, Corollary 3.3), also where each was chosen by those before.
+JRSS B 2022, Corollary 3.3), even if each sum depends on the results of the previous ones.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from lit_fedad.privacy.noised_sums import Noise, noised
 from lit_fedad.privacy.secure_aggregation import SecureSum, sending
 
 KEY_FILE = "noise.key"
-"""Name of the file of a run's folder with the secret that its noise is drawn from."""
+"""Name of the file in a run's folder that holds the secret from which its noise is drawn."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a run, as far as its noise depends on it.
+    """The properties of a run on which its noise depends.
 
     Attributes:
-        rounds: Training rounds.
-        sizes: Images of each client.
-        sampler: The clients of a round.
+        rounds: Number of training rounds.
+        sizes: Number of images of each client.
+        sampler: Samples the clients of a round.
         secure_sum: Settings of secure aggregation; None for none.
         staged: Whether data come in stages.
     """
@@ -52,7 +52,7 @@ class Course:
         """Refuses data that come in stages.
 
         Raises:
-            UserError: If they do.
+            UserError: If the data come in stages.
         """
         if self.staged:
             raise UserError(
@@ -64,18 +64,19 @@ class Course:
 class ImagePrivacy:
     """The settings of differential privacy at the level of an image.
 
-    Neighbouring data differ in one unit, whose images add nothing instead of what they add.
+    Neighbouring data sets differ in one unit: in one of them the images of this unit add nothing to the sums.
 
     Attributes:
         epsilon: Budget of the whole run; None for infinity, which is a run without clipping and noise.
-        delta: Probability with which the promise may fail.
-        where: Who adds the noise: ``central``, the server to the sum; ``distributed``, each client a share of it, under
-            secure sums.
+        delta: Probability with which the guarantee may fail.
+        where: Who adds the noise: with ``central`` the server adds it to the sum, with ``distributed`` each client adds
+            a share of it, under secure sums.
         clip: Largest norm of what one image adds, in the units of `ImageSums`.
-        noise: Noise multiplier sigma of every sum; None for the least that the run's sums need for the budget.
-        unit_images: Most images of what is protected together: 1 for an image, more for a patient or an object.
-        seed: Seed of the noise, for experiments that are to be repeated: whoever knows it can take the noise away. None
-            for a secret of the run.
+        noise: Noise multiplier sigma of every sum; None for the smallest that the budget allows for the run's sums.
+        unit_images: Largest number of images that are protected together as one unit: 1 for an image, more for a
+            patient or an object.
+        seed: Seed of the noise, for experiments that must be repeatable. Anybody who knows it can remove the noise.
+            None for a secret of the run.
 
     Raises:
         UserError: If a number is out of range.
@@ -125,9 +126,9 @@ class ImagePrivacy:
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
             carriers = course.secure_sum.quorum_of(len(course.sizes))
-        # Sampling of clients makes them no fewer for an image.
-        each_round = course.rounds * releases_of(exchanges.rounds, client)
-        releases = releases_of(exchanges.setup, client) + each_round
+        # Every round counts for every image: sampling of clients does not reduce the number of releases.
+        in_rounds = course.rounds * releases_of(exchanges.rounds, client)
+        releases = releases_of(exchanges.setup, client) + in_rounds
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)
@@ -141,11 +142,11 @@ class Plan:
     """The noise of a run.
 
     Attributes:
-        settings: The settings.
+        settings: The settings of differential privacy.
         sigma: Standard deviation of a sum's noise, in multiples of the largest change that one unit makes.
-        releases: Noised sums of the whole run.
-        carriers: Clients whose shares make up the whole noise; 1 where the server adds it.
-        clients: All clients of the run; None where each of its sums is of the same.
+        releases: Number of noised sums in the whole run.
+        carriers: Number of clients whose shares add up to the whole noise; 1 where the server adds it.
+        clients: All clients of the run; None where every sum is over the same clients.
     """
 
     settings: ImagePrivacy
@@ -167,11 +168,11 @@ class Plan:
         return epsilon_of(math.sqrt(releases) / self.sigma, self.settings.delta)
 
     def check(self, releases: int, what: str) -> None:
-        """Refuses what would overdraw the budget.
+        """Refuses a number of noised sums that would overdraw the budget.
 
         Args:
-            releases: Noised sums in all, with those to come.
-            what: What asks for them, for the message.
+            releases: Number of noised sums in all, with those to come.
+            what: What asks for them, for the error message.
 
         Raises:
             UserError: If their epsilon exceeds the budget.
@@ -185,50 +186,50 @@ class Plan:
             )
 
     def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:
-        """Counts the exchanges in which something of images is released."""
+        """Counts the exchanges that release information about images."""
         return releases_of(exchanges, client)
 
     def noised(self, method: Method, key: bytes) -> Exchanges:
-        """Puts the noise around all exchanges of a method; see `lit_fedad.privacy.noised_sums`."""
+        """Wraps all exchanges of a method to add the noise; see `lit_fedad.privacy.noised_sums`."""
         return noised(method, self.noise, key)
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
-        """Describes what a run has spent, for its result."""
+        """Describes the budget that a run has spent, for its result."""
         settings = self.settings
         spent = {"epsilon": self.epsilon(releases), "noise": self.sigma, "sums": releases}
         return terms(settings) | spent | {"unit": settings.unit, "where": settings.where, "of": "sums"}
 
 
 def terms(settings: Any) -> dict[str, float | int | str | bool]:
-    """Describes what settings of privacy promise, whether of sums or of training, for a run's result."""
+    """Describes the guarantee of privacy settings, of sums or of training, for a run's result."""
     promised = {"budget": settings.epsilon, "delta": settings.delta, "clip": settings.clip}
     return promised | {"secret": settings.seed is None}
 
 
 def in_words(summary: dict[str, float | int | str | bool]) -> str:
-    """Says in one line what `Plan.summary` holds."""
-    known = "" if summary["secret"] else "; its noise has a known seed: a measurement, no protection"
+    """Describes the content of `Plan.summary` in one line."""
+    warning = "" if summary["secret"] else "; its noise has a known seed: a measurement, no protection"
     return (
         f"epsilon {summary['epsilon']:.4g} at delta {summary['delta']:g}, unit: {summary['unit']}"
         f" ({summary['where']} noise {summary['noise']:.3g} x clip {summary['clip']:g}, {summary['sums']}"
-        f" {summary['of']}{known})"
+        f" {summary['of']}{warning})"
     )
 
 
 def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
-    """Counts the exchanges in which something of images is released."""
+    """Counts the exchanges that release information about images."""
     sums = [image_sums_of(exchange, client) for exchange in exchanges]
     return sum(bool(one.shapes()) for one in sums if one is not None)
 
 
 def noise_key(folder: Path, seed: int | None, images: str) -> bytes:
-    """Returns the secret that a run's noise is drawn from: a resumed run draws the same noise for the same sum.
+    """Returns the secret from which a run's noise is drawn; a resumed run draws the same noise for the same sum.
 
-    Other images get other noise: the difference of two sums with the same would show both without.
+    Other images get other noise: with the same noise, the difference of two sums would be free of noise.
 
     Args:
-        folder: The run's folder, in which the secret is kept while the run lasts.
-        seed: A number that takes its place, if any.
+        folder: The run's folder, in which the secret is stored until the run is complete.
+        seed: A seed from which the secret is derived instead; None to draw the secret.
         images: Hash of images and partition.
 
     Raises:
@@ -274,9 +275,9 @@ def epsilon_of(mu: float, delta: float) -> float:
     """
     if delta_of(0.0, mu) <= delta:
         return 0.0
-    # The epsilon of the tail bound P(Z > t) <= exp(-t^2 / 2) is never too small.
-    most = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most, xtol=1e-12, rtol=1e-12))
+    # The search ends at the epsilon of the tail bound P(Z > t) <= exp(-t^2 / 2), which is never too small.
+    upper = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, upper, xtol=1e-12, rtol=1e-12))
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -290,8 +291,8 @@ def mu_of(epsilon: float, delta: float) -> float:
         >>> [round(mu_of(epsilon, 1e-5), 3) for epsilon in (1, 2, 4, 8)]
         [0.268, 0.502, 0.925, 1.666]
     """
-    most = 1.0
-    while delta_of(epsilon, most) < delta:
-        most *= 2
-    found = float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 0.0, most, xtol=1e-13, rtol=1e-13))
-    return found * (1 - 1e-9)  # the root may lie a last digit too high
+    upper = 1.0
+    while delta_of(epsilon, upper) < delta:
+        upper *= 2
+    root = float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 0.0, upper, xtol=1e-13, rtol=1e-13))
+    return root * (1 - 1e-9)  # the root may be too large in its last digit

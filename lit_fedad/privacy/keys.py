@@ -1,7 +1,7 @@
-"""Secrets of clients: keys, shares of them, and masks.
+"""Secrets of clients in secure sums: keys, shares of secrets, and masks.
 
-Keys are agreed on by X25519 (RFC 7748) and derived by HKDF (RFC 5869), messages sealed by ChaCha20-Poly1305 (RFC 8439).
-Masks are streams of random numbers that two clients know, and that cancel in the sum.
+Keys are agreed on by X25519 (RFC 7748) and derived by HKDF (RFC 5869); messages are sealed by ChaCha20-Poly1305
+(RFC 8439). Masks are streams of random numbers that two clients know, and that cancel in the sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lit_fedad.privacy.fixed_point import Words
 
 KEY_BYTES = 32
 
-_NONCE = bytes(12)  # a key seals one message
+_NONCE = bytes(12)  # may be constant, because a key seals only one message
 
 
 class KeyPair:
@@ -55,11 +55,11 @@ class KeyPair:
         """Computes the 32 bytes that only the holders of both private keys know.
 
         Args:
-            public: The other's public key.
-            purpose: What they are for; other purposes give unrelated bytes.
+            public: The other party's public key.
+            purpose: What the bytes are for; other purposes give unrelated bytes.
 
         Raises:
-            UserError: If the key is none.
+            UserError: If `public` is no X25519 key.
         """
         try:
             secret = self._key.exchange(X25519PublicKey.from_public_bytes(public))
@@ -69,7 +69,7 @@ class KeyPair:
 
 
 def seal(key: bytes, content: bytes) -> bytes:
-    """Encrypts and authenticates the only message that is ever sealed with a key."""
+    """Encrypts and authenticates a message; a key must never seal a second one."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, content, None)
 
 
@@ -77,7 +77,7 @@ def unseal(key: bytes, message: bytes, sender: str) -> bytes:
     """Opens a sealed message.
 
     Raises:
-        UserError: If it was not sealed with this key.
+        UserError: If the message was not sealed with this key.
     """
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, message, None)
@@ -88,25 +88,25 @@ def unseal(key: bytes, message: bytes, sender: str) -> bytes:
 
 
 def commitment(seed: bytes) -> bytes:
-    """Returns a hash that binds to 32 random bytes, and does not tell them."""
+    """Returns a hash that commits to 32 random bytes without revealing them."""
     return hashlib.sha256(b"lit_fedad secure sum/own mask/" + seed).digest()
 
 
 PRIME = 2**256 + 297
-"""The smallest prime above all secrets."""
+"""The smallest prime above all secrets of 32 bytes."""
 
 SHARE_BYTES = 33
 
 
 def split(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, bytes]:
-    """Divides a secret into shares, any `threshold` of which give it back, and fewer of which say nothing about it.
+    """Divides a secret into shares: any `threshold` of them give the secret, and fewer say nothing about it.
 
     The shares are values of a random polynomial of degree threshold - 1 whose value at 0 is the secret.
 
     Args:
-        secret: 32 bytes.
-        threshold: Number of shares that give it back, at least 1.
-        places: Different places at which the polynomial is evaluated, from 1.
+        secret: The secret, 32 bytes.
+        threshold: Number of shares that give the secret, at least 1.
+        places: Different positive numbers at which the polynomial is evaluated.
 
     Returns:
         Shares of 33 bytes, by place.
@@ -127,13 +127,16 @@ def split(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, byt
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """Computes a secret from exactly as many of its shares as it takes, by Lagrange's interpolation at 0.
+    """Computes a secret from exactly `threshold` of its shares, by Lagrange interpolation at 0.
+
+    Args:
+        shares: Shares by place.
 
     Returns:
-        The secret; from shares of different secrets, or too few, bytes that mean nothing.
+        The secret; meaningless bytes if the shares belong to different secrets or are too few.
 
     Raises:
-        ValueError: If the shares are of no secret of 32 bytes.
+        ValueError: If the shares do not give a secret of 32 bytes.
     """
     weights = _weights(tuple(shares))
     value = sum(int.from_bytes(share, "big") * weights[place] for place, share in shares.items()) % PRIME
@@ -144,44 +147,45 @@ def join(shares: Mapping[int, bytes]) -> bytes:
 
 @functools.lru_cache(maxsize=1)  # the secrets of one sum have shares at the same places
 def _weights(places: tuple[int, ...]) -> dict[int, int]:
-    """Returns what a share at each place counts in Lagrange's interpolation at 0."""
-    found = {}
+    """Returns the weight of the share at each place in Lagrange interpolation at 0."""
+    weights = {}
     for place in places:
         numerator = denominator = 1
         for other in places:
             if other != place:
                 numerator = numerator * other % PRIME
                 denominator = denominator * (other - place) % PRIME
-        found[place] = numerator * pow(denominator, -1, PRIME) % PRIME
-    return found
+        weights[place] = numerator * pow(denominator, -1, PRIME) % PRIME
+    return weights
 
 
 def _value(coefficients: Sequence[int], place: int) -> int:
+    """Evaluates a polynomial modulo `PRIME` (Horner's method)."""
     value = 0
     for coefficient in reversed(coefficients):
         value = (value * place + coefficient) % PRIME
     return value
 
 
-_STRETCH = 1 << 22
-"""Bytes of a stream that are in memory at once."""
+_CHUNK_BYTES = 1 << 22
+"""Number of bytes of a mask that are in memory at once."""
 
 
 def add_mask(words: Words, key: bytes, sign: Literal[1, -1]) -> None:
-    """Adds the stream of a key to numbers in fixed point, or takes it away, in place.
+    """Adds the mask of a key to fixed-point numbers, or subtracts it, in place.
 
-    The stream is ChaCha20's (RFC 8439); a key makes only one.
+    The mask is a stream of ChaCha20 (RFC 8439); a key must be used for a single mask.
 
     Args:
-        words: The numbers, by name; those of equal names and sizes get equal masks.
-        key: 32 bytes.
-        sign: 1 adds, -1 takes away.
+        words: The numbers by name; tensors with equal names and sizes get equal masks.
+        key: The key, 32 bytes.
+        sign: 1 adds the mask, -1 subtracts it.
     """
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     add = np.add if sign == 1 else np.subtract
     for name in sorted(words):
         flat = words[name].reshape(-1)
-        size = _STRETCH // flat.itemsize
+        size = _CHUNK_BYTES // flat.itemsize
         for start in range(0, len(flat), size):
             part = flat[start : start + size]
             mask = np.frombuffer(stream.update(bytes(part.nbytes)), dtype=part.dtype)
@@ -189,5 +193,5 @@ def add_mask(words: Words, key: bytes, sign: Literal[1, -1]) -> None:
 
 
 def pair_sign(own: int, other: int) -> Literal[1, -1]:
-    """Returns the sign of the mask that a client shares with another: the two have opposite ones."""
+    """Returns the sign with which a client adds the mask that it shares with another; the other's sign is opposite."""
     return 1 if own < other else -1

@@ -1,4 +1,4 @@
-"""What a site has spent of its privacy, over all runs that asked about its images."""
+"""The ledger of a site: the privacy budget that it has spent over all runs on its images."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
 
 LEDGER = "ledger.jsonl"
-"""File of a site's ledger, in its folder."""
+"""Name of the ledger's file in a site's folder."""
 
 ROUNDING = 1 + 1e-6
-"""How much more than a limit still keeps it."""
+"""Factor by which a value may exceed a limit, to allow for rounding."""
 
 
 class BudgetError(UserError):
-    """More is asked for than is left.
+    """The error for a run that asks for more epsilon than is left.
 
     Args:
         left: Epsilon that is left.
-        asked: Epsilon that is asked for.
-        most: The budget.
-        others: Number of other runs that were paid for.
+        asked: Epsilon that the run asks for.
+        limit: The site's budget.
+        others: Number of other runs that the budget was spent on.
     """
 
-    def __init__(self, left: float, asked: float, most: float, others: int) -> None:
+    def __init__(self, left: float, asked: float, limit: float, others: int) -> None:
         self.left, self.asked = max(left, 0.0), asked
         super().__init__(
-            f"this site has epsilon {self.left:.4g} left of {most:g} after {others} other runs on its images, and this"
+            f"this site has epsilon {self.left:.4g} left of {limit:g} after {others} other runs on its images, and this"
             f" one asks for {asked:.4g}: its operator decides (docs/sites.md#noise)"
         )
 
 
 class Ledger:
-    """What was released of a site's images, a line each, in a file that only grows.
+    """The list of releases of information about a site's images, one line each, in an append-only file.
 
-    A line has the price of its release as it was then: nothing that is asked later makes it cheaper. Releases of one
-    run with the same noise are composed (`epsilon` of a line is that of all of them so far); all else adds up, whatever
-    images there were (basic composition; Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014,
+    A line has the price of its release at that time, which no later request can lower. Releases of one run with the
+    same noise are composed: `epsilon` of a line is the price of all of them so far. All other releases add up, whatever
+    images they are about (basic composition; Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014,
     Theorem 3.16).
 
     Args:
         file: The file; absent before the first release.
-        most: Largest sum of the epsilons; None for any.
+        budget: Largest sum of the epsilons; None for no limit.
     """
 
-    def __init__(self, file: Path, most: float | None = None) -> None:
-        self.log, self.most = ChainedLog(file), most
+    def __init__(self, file: Path, budget: float | None = None) -> None:
+        self.log, self.budget = ChainedLog(file), budget
 
     def _lines(self) -> list[dict[str, Any]]:
+        """Reads all lines, and checks their prices."""
         lines = self.log.entries()
         for line in lines:
             pair = (line.get("epsilon"), line.get("delta"))
@@ -64,28 +65,28 @@ class Ledger:
 
     @property
     def spent(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Returns epsilon and delta by run and mechanism.
+        """Returns epsilon and delta by run and mechanism (the hash of the noise).
 
         Raises:
             UserError: If the file was changed.
         """
-        found: dict[tuple[str, str], tuple[float, float]] = {}
+        prices: dict[tuple[str, str], tuple[float, float]] = {}
         for line in self._lines():
             if not line["epsilon"]:
-                continue  # of noise that a coordinator draws
+                continue  # the coordinator draws the noise of this release
             key = str(line.get("run")), str(line.get("mechanism"))
-            before = found.get(key, (0.0, 0.0))
-            found[key] = max(before[0], line["epsilon"]), max(before[1], line["delta"])
-        return found
+            earlier = prices.get(key, (0.0, 0.0))
+            prices[key] = max(earlier[0], line["epsilon"]), max(earlier[1], line["delta"])
+        return prices
 
     @property
     def total(self) -> tuple[float, float]:
-        """Returns epsilon and delta of all runs together."""
+        """Returns the sums of epsilon and delta over all runs."""
         pairs = self.spent.values()
         return sum(epsilon for epsilon, _ in pairs), sum(delta for _, delta in pairs)
 
     def released(self, run: str, mechanism: str) -> list[str]:
-        """Returns the answers of a run that were paid for, with noise of one size."""
+        """Returns the hashes of the answers of a run that were noted with this mechanism."""
         return [
             str(line.get("answer"))
             for line in self._lines()
@@ -93,36 +94,36 @@ class Ledger:
         ]
 
     def others(self, run: str, mechanism: str) -> float:
-        """Returns the epsilon of all releases but those of one run with one noise."""
+        """Returns the epsilon of all releases except those of one run with one mechanism."""
         return sum(price for key, (price, _) in self.spent.items() if key != (run, mechanism))
 
     def check(self, run: str, mechanism: str, epsilon: float) -> None:
         """Refuses a run that would spend more than is left.
 
         Raises:
-            BudgetError: If that is more.
+            BudgetError: If `epsilon` exceeds the part of the budget that other releases have left.
         """
-        if self.most is None:
+        if self.budget is None:
             return
-        left = self.most - self.others(run, mechanism)
+        left = self.budget - self.others(run, mechanism)
         if epsilon > left * ROUNDING:
-            raise BudgetError(left, epsilon, self.most, len({other for other, _ in self.spent} - {run}))
+            raise BudgetError(left, epsilon, self.budget, len({other for other, _ in self.spent} - {run}))
 
     def spend(
         self, run: str, mechanism: str, epsilon: float, delta: float, answer: str = "", images: str = ""
     ) -> None:
-        """Notes a release before it is made.
+        """Notes a release; to be called before the release is made.
 
         Args:
             run: Number of the run.
-            mechanism: Hash of its noise.
-            epsilon: What the run has spent with this noise in all.
-            delta: The delta that this holds at.
-            answer: Hash of all that the answer follows from.
+            mechanism: Hash of the noise.
+            epsilon: Epsilon that the run has spent with this mechanism in all, with this release.
+            delta: The delta for which this epsilon holds.
+            answer: Hash of everything that the released answer depends on.
             images: Hash of the images.
 
         Raises:
-            UserError: If that is more than is left, or cannot be noted.
+            UserError: If the run would spend more than is left, or the file cannot be written.
         """
         self.check(run, mechanism, epsilon)
         self.log.append(

@@ -1,7 +1,8 @@
-"""What a server and the clients of a secure sum send each other, checked on receipt: nobody is trusted.
+"""The messages between the server and the clients of a secure sum; they are checked on receipt, as nobody is trusted.
 
-The server invites; a client offers its keys' shares, sealed for each other client, which the server passes on; masked
-sums follow; the server names the survivors, and each reveals its shares.
+The server sends an invitation. Each client answers with an offer: shares of its secrets, sealed for each other client,
+which the server passes on in envelopes. Then clients send their masked summands. Finally the server lists the survivors
+(the clients whose summands have arrived), and each survivor reveals shares.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.privacy.keys import KEY_BYTES, SHARE_BYTES
 
 ENVELOPE_BYTES = KEY_BYTES + 2 * SHARE_BYTES + 16
-"""A public key, two shares, and the seal."""
+"""Size of an envelope in bytes: a public key, two shares, and the seal."""
 
 MOST_MEMBERS = 10_000
 FEWEST_MEMBERS = 3
-"""Of two clients, each could take its own from the sum."""
+"""Smallest number of clients: with two, each could subtract its own summand and get the other's."""
 
-_LONGEST = 1 << 24
+_MAX_BYTES = 1 << 24  # of a message
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class Invitation:
     """The invitation to a secure sum.
 
     Attributes:
-        place: Run, round and exchange, and random characters: no two sums have the same.
-        members: Training images by client, of all that are asked.
-        quorum: Fewest clients that must finish; more than half, so that no two disjoint sets of clients can.
+        place: Identifier of the sum: run, round and exchange, and random characters, so that it is unique.
+        members: Number of training images of all invited clients, by client.
+        quorum: Smallest number of clients that must finish; more than half, so that two disjoint sets of clients
+            cannot both finish.
     """
 
     place: str
@@ -54,19 +56,19 @@ class Invitation:
 
     @property
     def digest(self) -> bytes:
-        """A hash of all that members must agree on; keys are derived for it alone."""
+        """A hash of everything that members must agree on; the keys of this sum are derived from it."""
         return hashlib.sha256(self.to_bytes()).digest()
 
     def crowd(self, members: Any) -> Cohort:
-        """Returns the size of a set of members."""
+        """Returns the number of some members, and of their images."""
         return Cohort(len(members), sum(self.members[member] for member in members))
 
     def shares_at(self) -> dict[int, int]:
-        """Returns the place of each member's share, from 1."""
+        """Returns, by member, the place (from 1) at which the polynomial of a secret is evaluated for its share."""
         return {member: place for place, member in enumerate(sorted(self.members), start=1)}
 
     def to_bytes(self) -> bytes:
-        """Writes the invitation; equal ones alike."""
+        """Serialises the invitation; equal invitations give equal bytes."""
         return _write(place=self.place, members=sorted(self.members.items()), quorum=self.quorum)
 
     @classmethod
@@ -74,7 +76,7 @@ class Invitation:
         """Reads an invitation.
 
         Raises:
-            UserError: If it is none.
+            UserError: If the bytes hold no valid invitation.
         """
         what = "an invitation to a secure sum"
         return cls(**_read(blob, what, place=_text, members=_sizes, quorum=_whole))
@@ -82,12 +84,12 @@ class Invitation:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a client offers the others.
+    """The answer of a client to an invitation.
 
     Attributes:
-        public: The public key of its masks in this sum.
-        commitment: `lit_fedad.privacy.keys.commitment` to the seed of the mask of its own.
-        envelopes: Sealed messages by client, with the same key and that client's shares.
+        public: The client's public key for the pairwise masks of this sum.
+        commitment: `lit_fedad.privacy.keys.commitment` to the seed of the client's own mask.
+        envelopes: Sealed messages to the other clients, by receiver: the same public key, and the receiver's shares.
     """
 
     public: bytes
@@ -95,7 +97,7 @@ class Offer:
     envelopes: Mapping[int, bytes]
 
     def to_bytes(self) -> bytes:
-        """Writes the offer."""
+        """Serialises the offer."""
         return _write(
             public=self.public.hex(), commitment=self.commitment.hex(), envelopes=_hexed(self.envelopes)
         )
@@ -105,36 +107,36 @@ class Offer:
         """Reads an offer.
 
         Raises:
-            UserError: If it is none.
+            UserError: If the bytes hold no valid offer.
         """
         key, what = partial(_bytes, KEY_BYTES), "an offer to a secure sum"
         return cls(**_read(blob, what, public=key, commitment=key, envelopes=_ENVELOPES))
 
 
 def write_envelopes(envelopes: Mapping[int, bytes]) -> bytes:
-    """Writes the envelopes that are for one client, by sender."""
+    """Serialises the envelopes addressed to one client, by sender."""
     return _write(envelopes=_hexed(envelopes))
 
 
 def read_envelopes(blob: bytes) -> dict[int, bytes]:
-    """Reads `write_envelopes`.
+    """Reads the bytes of `write_envelopes`.
 
     Raises:
-        UserError: If it is none.
+        UserError: If they hold no valid envelopes.
     """
     return _read(blob, "envelopes of a secure sum", envelopes=_ENVELOPES)["envelopes"]  # type: ignore[no-any-return]
 
 
 def write_survivors(survivors: list[int]) -> bytes:
-    """Writes the list of clients whose masked sums have arrived."""
+    """Serialises the list of clients whose masked summands have arrived."""
     return _write(survivors=sorted(survivors))
 
 
 def read_survivors(blob: bytes) -> list[int]:
-    """Reads `write_survivors`.
+    """Reads the bytes of `write_survivors`.
 
     Raises:
-        UserError: If it is none.
+        UserError: If they hold no valid list.
     """
     return _read(blob, "survivors of a secure sum", survivors=_members)["survivors"]  # type: ignore[no-any-return]
 
@@ -144,15 +146,15 @@ class Revealed:
     """The shares that a survivor reveals.
 
     Attributes:
-        seeds: Of the seeds of survivors' own masks, by survivor.
-        keys: Of the private keys of the others, by client.
+        seeds: Shares of the seeds of the survivors' own masks, by survivor.
+        keys: Shares of the private keys of clients that have dropped out, by client.
     """
 
     seeds: Mapping[int, bytes]
     keys: Mapping[int, bytes]
 
     def to_bytes(self) -> bytes:
-        """Writes the shares."""
+        """Serialises the shares."""
         return _write(seeds=_hexed(self.seeds), keys=_hexed(self.keys))
 
     @classmethod
@@ -160,7 +162,7 @@ class Revealed:
         """Reads shares.
 
         Raises:
-            UserError: If they are none.
+            UserError: If the bytes hold no valid shares.
         """
         form = partial(_by_client, SHARE_BYTES)
         return cls(**_read(blob, "shares of a secure sum", seeds=form, keys=form))
@@ -171,13 +173,13 @@ def _write(**content: Any) -> bytes:
 
 
 def _read(blob: bytes, what: str, **forms: Callable[[Any], Any]) -> dict[str, Any]:
-    """Reads an object that has these keys and no others, each value by its form.
+    """Reads a JSON object that has exactly the keys of `forms`; each form parses and checks the value of its key.
 
     Raises:
         UserError: If the bytes hold anything else.
     """
     try:
-        content = json.loads(blob) if len(blob) <= _LONGEST else None
+        content = json.loads(blob) if len(blob) <= _MAX_BYTES else None
         if not isinstance(content, dict) or set(content) != set(forms):
             raise ValueError("other keys")
         return {name: form(content[name]) for name, form in forms.items()}

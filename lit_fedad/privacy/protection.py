@@ -1,4 +1,4 @@
-"""Puts secure sums and differential privacy around the rounds of a federation."""
+"""Adds secure sums and differential privacy to the rounds of a federation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def protect(
     privacy: ImagePrivacy | TrainingPrivacy | None = None,
     noise_key: bytes = b"",
 ) -> Federation:
-    """Puts secure sums and noise around a federation's exchanges, before it runs.
+    """Adds secure sums and noise to a federation's exchanges, before it runs.
 
     Args:
-        federation: The federation.
-        secure_sum: Settings of secure aggregation, by which the server receives sums alone; None for none.
+        federation: The federation, which is changed in place.
+        secure_sum: Settings of secure aggregation, with which the server receives only sums; None for none.
         privacy: Settings of differential privacy; None for none. Without a budget nothing is noised, with a warning.
-        noise_key: The secret that its noise is drawn from.
+        noise_key: The secret from which noise is drawn.
 
     Returns:
         The same federation.
@@ -55,12 +55,12 @@ def protect(
 
 
 def is_protected(config: Config) -> bool:
-    """Tells whether a configuration asks for secure sums or differential privacy."""
+    """Returns whether a configuration asks for secure sums or differential privacy."""
     federation = config["federation"]
     return bool(federation.get("secure_sum") or federation.get("privacy"))
 
 
 def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
-    """Returns the differential privacy that a run promises; None for none."""
+    """Returns the settings of differential privacy that a run guarantees; None without a budget."""
     privacy: ImagePrivacy | TrainingPrivacy | None = build(config["federation"].get("privacy"))
     return None if privacy is None or privacy.epsilon is None else privacy

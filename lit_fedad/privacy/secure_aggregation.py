@@ -1,8 +1,8 @@
-"""Secure aggregation as a stage of an exchange: the server merges the sum of what clients send, and sees nothing else.
+"""Secure aggregation in a federation: the server merges the sum of what clients send, and sees nothing else.
 
-The protocol is that of `lit_fedad.privacy`. Here is what it means for a federation: which exchanges it fits, how a
-client's message becomes numbers that can be masked, how the server comes from their sum to one message again, and how
-both are played: offers, masked sums, survivors, shares.
+The protocol is that of `lit_fedad.privacy`. This module connects it to a federation: which exchanges it supports, how a
+client's message becomes numbers that can be masked, how the server turns their sum into one message again, and how the
+steps of the protocol are played: offers, masked summands, survivors, shares.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class SecureSum:
     """The settings of secure aggregation.
 
     Attributes:
-        quorum: Share of a round's clients, more of which must finish: at least half, so that no two sums come of one
-            round. The others may drop out, as long as three finish: each of two knows the other's message.
+        quorum: More than this share of a round's clients must finish. It is at least half, so that one round cannot
+            give two sums. The other clients may drop out, as long as three finish: with two, each could compute the
+            other's message.
 
     Raises:
         UserError: If the quorum is below a half, or 1 and more.
@@ -71,7 +72,7 @@ class SecureSum:
         """Checks, before anything runs, that all exchanges of a method are sums, and that nothing needs single uploads.
 
         Raises:
-            UserError: If an exchange needs each upload, or a setting does.
+            UserError: If an exchange or a setting needs single uploads, or there are too few clients.
         """
         if robust is not None and robust != RobustAggregation():
             raise UserError(
@@ -94,7 +95,7 @@ class SecureSum:
                 )
 
     def quorum_of(self, clients: int) -> int:
-        """Returns the fewest of a number of clients that must finish.
+        """Returns how many of a number of clients must finish.
 
         Example:
             >>> [SecureSum().quorum_of(clients) for clients in (3, 4, 5, 10)]
@@ -104,14 +105,14 @@ class SecureSum:
 
 
 def sending(method: Method) -> list[Exchange]:
-    """Lists the exchanges of a method in which clients send something."""
+    """Lists the exchanges of a method in which clients send a message."""
     exchanges = method.exchanges
     return [one for one in (*exchanges.setup, *exchanges.rounds) if one.upload_spec(method.client)]
 
 
 @dataclass(frozen=True)
 class SumForm:
-    """The form of an exchange's sums, which client and server derive alike.
+    """The form of an exchange's sums, which client and server derive from the same information.
 
     Attributes:
         message_sums: How messages add up.
@@ -146,7 +147,7 @@ class SumForm:
 
     @property
     def masked(self) -> MessageSpec:
-        """The form of a masked message: names, sizes and types. Values can be any."""
+        """The form of a masked message: names, sizes and types; values are not limited."""
         types = {32: torch.int32, 64: torch.int64}
         return {
             name: TensorSpec(point.form.shape, types[point.bits], -math.inf, math.inf)
@@ -159,10 +160,10 @@ class SumForm:
         return sum(math.prod(form.shape) for form in self.sums.values())
 
     def encode(self, message: Message, client: Cohort) -> Words:
-        """Computes what a client adds, in fixed point; rows that it does not send are zeros.
+        """Computes a client's summand, in fixed point; rows that it does not send are zeros.
 
         Raises:
-            UserError: If the message has not the declared form, or holds a value beyond the sum's bounds.
+            UserError: If the message does not have the declared form, or a value exceeds the bounds of the sum.
         """
         check(message, self.spec, "the client")
         summands = self.message_sums.summands(message, client, self.asked)
@@ -172,7 +173,7 @@ class SumForm:
         """Computes the message that stands for all clients that answered.
 
         Raises:
-            UserError: If the sum is none of messages of the declared form.
+            UserError: If the sum cannot come from messages of the declared form.
         """
         sums = decode(words, self.sums)
         message = self.message_sums.from_sums(sums, self.spec, answered, self.asked)
@@ -182,12 +183,12 @@ class SumForm:
 
 @dataclass(frozen=True)
 class Mask:
-    """A client's means to mask one message.
+    """The mask of one message of a client.
 
     Attributes:
-        party: The client's part.
-        invitation: What it has accepted.
-        envelopes: What the others offered, as the server passed it on.
+        party: The client's side of the protocol.
+        invitation: The invitation that the client has accepted.
+        envelopes: The serialised envelopes of the other clients, as the server has passed them on.
     """
 
     party: Party
@@ -195,10 +196,10 @@ class Mask:
     envelopes: bytes
 
     def pack(self, message: Message, exchange: Exchange, client: Client) -> bytes:
-        """Turns a message into a masked one, serialised.
+        """Masks a message and serialises it.
 
         Raises:
-            UserError: If the message does not fit the sum, or an envelope is not what it should be.
+            UserError: If the message does not fit the sum, or an envelope is not valid.
         """
         crowd = self.invitation.crowd([self.party.number])
         words = SumForm.of(exchange, client, self.invitation).encode(message, crowd)
@@ -207,42 +208,42 @@ class Mask:
 
 
 def _filled(summand: Tensor, form: SumSpec) -> Tensor:
-    """Adds rows of zeros where a client sends fewer than the sum has."""
+    """Appends rows of zeros if a client sends fewer rows than the sum has."""
     missing = form.shape[0] - len(summand) if summand.ndim else 0
     return torch.cat([summand, summand.new_zeros(missing, *summand.shape[1:])]) if missing > 0 else summand
 
 
 class Parties:
-    """The parts of this process's clients in secure sums, with keys that are drawn here: a simulation's registry.
+    """The side of this process's clients in secure sums of a simulation, which draws the clients' keys itself.
 
     Args:
-        fabric: The processes, which tell each other the public keys.
+        fabric: The processes, which exchange the public keys.
         mine: Clients of this process.
     """
 
     def __init__(self, fabric: Fabric, mine: Collection[int]) -> None:
         keys = {client: KeyPair() for client in mine}
-        own = {client: pair.public for client, pair in keys.items()}
-        registry: dict[int, bytes] = fabric.broadcast(gather(fabric, own))
+        publics = {client: pair.public for client, pair in keys.items()}
+        registry: dict[int, bytes] = fabric.broadcast(gather(fabric, publics))
         self._parties = {client: Party(client, pair, registry) for client, pair in keys.items()}
 
     def confer(self, step: SumStep, client: int, blob: bytes) -> bytes:
-        """Answers a message of the server; see `Transport.confer`."""
+        """Computes a client's answer to a message of the server; see `Transport.confer`."""
         party = self._parties[client]
         return party.offer(blob) if step == "offer" else party.reveal(blob)
 
     def mask(self, client: int, envelopes: bytes) -> Mask:
-        """Returns what a client masks its message with."""
+        """Returns the mask that hides a client's message."""
         party = self._parties[client]
         return Mask(party, party.invitation, envelopes)
 
 
 class Summing(Collecting):
-    """The server's conduct of summed exchanges. It holds masked sums, and one plain sum at the end: that of all.
+    """Collects the sum of the clients' uploads. The server sees masked summands, and at the end one plain sum.
 
     Args:
-        secure: The settings.
-        collecting: The way to clients and back.
+        secure: The settings of secure aggregation.
+        collecting: The collector of single uploads, whose connection to clients is used.
     """
 
     gathering: Gathering
@@ -255,13 +256,13 @@ class Summing(Collecting):
     def collect(self, turn: Turn) -> Collected:
         """Plays an exchange with the round's clients, and sums what they send; see `Collecting.collect`.
 
-        No spare client takes the place of one that fails: masks are between those that were asked.
+        Spare clients do not replace clients that fail, because masks are shared between the invited clients.
 
         Returns:
-            The sum as the update of `SUM`, and the results of the clients in it.
+            The sum as the update of `SUM`, and the results of the clients that have played.
 
         Raises:
-            UserError: If too few clients finish, or the policy is to stop at the first that fails.
+            UserError: If too few clients finish, or the policy is to stop at the first failure.
         """
         updates: dict[int, Update] = {}
         fabric, transport, report = self.fabric, self.transport, turn.report
@@ -272,9 +273,9 @@ class Summing(Collecting):
         sent = sent._replace(blobs={client: sent.blobs[client] for client in envelopes})
         add_bytes(report.bytes_down, sent.blobs)
         outcome = transport.play(sent, turn.scored(list(envelopes)), envelopes)
-        asked = on_first(fabric, lambda: self._take(outcome, report))
+        asked = on_first(fabric, lambda: self._add_up(outcome, report))
         shares = transport.confer("reveal", asked)
-        on_first(fabric, lambda: updates.update(self._finish(shares, report)))
+        on_first(fabric, lambda: updates.update(self._unmask(shares, report)))
         return updates, outcome.values
 
     def _invite(self, turn: Turn) -> dict[int, bytes]:
@@ -288,36 +289,36 @@ class Summing(Collecting):
         return _count(turn.report.bytes_down, dict.fromkeys(sorted(members), invitation.to_bytes()))
 
     def _pass_on(self, offers: Outcome[bytes], report: RoundReport) -> dict[int, bytes]:
-        """Takes offers, and returns the envelopes for each client that goes on."""
-        self._note(offers, report)
+        """Receives offers, and returns the envelopes for each client that takes part."""
+        self._note_failures(offers, report)
         envelopes, refused = self.gathering.take_offers(_count(report.bytes_up, offers.values))
         add_causes(report.refused, refused)
         self._check_left(report, offers, len(envelopes), "take part")
         return _count(report.bytes_down, envelopes)
 
-    def _take(self, outcome: Outcome[ClientResult], report: RoundReport) -> dict[int, bytes]:
-        """Adds masked messages up, and returns the question for shares by survivor."""
-        self._note(outcome, report)
+    def _add_up(self, outcome: Outcome[ClientResult], report: RoundReport) -> dict[int, bytes]:
+        """Adds up masked messages, and returns the request for shares by survivor."""
+        self._note_failures(outcome, report)
         for client, result in outcome.values.items():
             add_bytes(report.bytes_up, {client: result.blob})
             try:
                 self.gathering.add(client, self._words(result.blob))
             except UserError as error:
                 add_causes(report.refused, {client: str(error)})
-            result.blob = b""  # it is in the sum
+            result.blob = b""  # no longer needed: it is in the sum
         survivors = self.gathering.survivors
         self._check_left(report, outcome, len(survivors), "are left")
         return _count(report.bytes_down, dict.fromkeys(survivors, self.gathering.name_survivors()))
 
     def _words(self, blob: bytes) -> Words:
-        """Checks the sizes and types of a masked message."""
+        """Reads a masked message, and checks its sizes and types."""
         message = Link(Plain()).unpack(blob, self.form.masked, "the client")
         points = fixed_points(self.form.sums)
         return {name: message[name].numpy().view(point.dtype) for name, point in points.items()}
 
-    def _finish(self, shares: Outcome[bytes], report: RoundReport) -> dict[int, Update]:
-        """Takes the masks off the sum, and returns it as one client's message, under the number `SUM`."""
-        self._note(shares, report)
+    def _unmask(self, shares: Outcome[bytes], report: RoundReport) -> dict[int, Update]:
+        """Removes the masks from the sum, and returns it as one client's message, under the number `SUM`."""
+        self._note_failures(shares, report)
         revealed = len(_count(report.bytes_up, shares.values))
         self._check_left(report, shares, revealed, "have revealed shares")
         survivors = self.gathering.survivors
@@ -327,16 +328,26 @@ class Summing(Collecting):
         del self.gathering
         return {SUM: Update(message, answered.images, tuple(sorted(survivors)))}
 
-    def _note(self, outcome: Outcome[Any], report: RoundReport) -> None:
-        """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
+    def _note_failures(self, outcome: Outcome[Any], report: RoundReport) -> None:
+        """Applies the policy for failures, and reports them.
+
+        A client whose masked summand has arrived is in the sum; a later failure of it is not reported.
+        """
         named = self.names.titled(outcome.failures)
         self.sampler.check_failures(named, report.round)
         arrived = self.gathering.survivors
-        left = {client: cause for client, cause in outcome.failures.items() if client not in arrived}
-        add_causes(report.failures, left)
+        lost = {client: cause for client, cause in outcome.failures.items() if client not in arrived}
+        add_causes(report.failures, lost)
 
     def _check_left(self, report: RoundReport, outcome: Outcome[Any], left: int, what: str) -> None:
-        """Refuses a sum of too few clients, naming one that the round, or its last step, has lost."""
+        """Refuses a sum of too few clients; the error names a client that failed in the round.
+
+        Args:
+            report: The round's report.
+            outcome: The outcome of the last step.
+            left: Number of clients that are left.
+            what: What these clients do, for the error message.
+        """
         members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
         if left < quorum:
             causes = self.names.titled(report.failures | report.refused | outcome.failures)
