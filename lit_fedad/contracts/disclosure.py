@@ -105,7 +105,9 @@ class Discloses:
                 f"{cls.__name__} overrides {cls.sends}: say discloses = (...) beside it, what its message tells of a"
                 " client's images (lit_fedad.contracts.disclosure)"
             )
-        said = vars(cls).get("discloses", ())
-        parts = said if isinstance(said, tuple) else (said,)
-        if isinstance(said, Disclosure) or any(isinstance(one, str | Kind) for one in parts):
-            raise TypeError(f"{cls.__name__}: discloses={said!r} must be a tuple of such as summed('...')")
+        declared = vars(cls).get("discloses", ())
+        parts = declared if isinstance(declared, tuple) else (declared,)
+        if isinstance(declared, Disclosure) or any(isinstance(one, str | Kind) for one in parts):
+            raise TypeError(
+                f"{cls.__name__}: discloses={declared!r} must be a tuple of such as summed('...')"
+            )

@@ -37,8 +37,8 @@ class Exchange(Discloses, Generic[C, S]):
     Attributes:
         name: Name in reports and errors.
         trains: Whether clients refresh (`Client.refresh`) and train between `receive` and `send`.
-        down: Whether the server sends its message.
-        up: Whether clients answer with theirs.
+        down: Whether the server sends a message to clients.
+        up: Whether clients send a message back.
         sums: How messages add up, where their sum is all that `aggregate` needs; None where `aggregate` needs each
             message. Where it is given, `aggregate` may receive one update that stands for all clients (`SUM`).
         discloses: What the client's message reveals about its images; None for what `Client.send` declares. A class
@@ -102,7 +102,7 @@ class Exchange(Discloses, Generic[C, S]):
         return cast("Client", client).upload_spec() if self.up else {}
 
     def validate(self, server: S, client_id: int, update: Update) -> None:
-        """Checks what the declared form of a client's message cannot say. Runs on the server.
+        """Checks properties of a client's message that its declared form cannot express. Runs on the server.
 
         Args:
             server: The server.
@@ -120,7 +120,7 @@ class Exchange(Discloses, Generic[C, S]):
 
         Args:
             server: The server.
-            updates: By client, in client order; never empty.
+            updates: Updates by client, in client order; never empty.
         """
         if self.up:
             cast("Server", server).aggregate(updates)

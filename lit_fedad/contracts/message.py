@@ -98,7 +98,7 @@ class Update:
 
 def senders(updates: Mapping[int, Update]) -> list[int]:
     """Lists the clients behind updates: the senders of single messages, and all clients of a sum."""
-    return sorted(one for client, update in updates.items() for one in update.clients or (client,))
+    return sorted(sender for client, update in updates.items() for sender in update.clients or (client,))
 
 
 def class_list(classes: int) -> TensorSpec:

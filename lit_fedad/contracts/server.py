@@ -64,7 +64,7 @@ class Server:
         raise not_there(self, "broadcast")
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks what the declared form of a client's message after training cannot say.
+        """Checks properties of a client's message after training that its declared form cannot express.
 
         Args:
             client_id: The client that sent the message.
@@ -81,7 +81,7 @@ class Server:
         restored to the tensors that it had.
 
         Args:
-            updates: By client, in client order; never empty.
+            updates: Updates by client, in client order; never empty.
         """
         raise not_there(self, "aggregate")
 

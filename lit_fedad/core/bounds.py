@@ -81,11 +81,11 @@ def pair(key: str, value: int | Sequence[int]) -> tuple[int, int]:
         >>> pair("image.size", 224), pair("image.size", [400, 1200])
         ((224, 224), (400, 1200))
     """
-    given = (value, value) if isinstance(value, int) else tuple(value)
-    if len(given) != 2 or not all(type(number) is int and number >= 1 for number in given):
+    lengths = (value, value) if isinstance(value, int) else tuple(value)
+    if len(lengths) != 2 or not all(type(number) is int and number >= 1 for number in lengths):
         form = "" if isinstance(value, int) else "two whole numbers, [height,width], of "
         raise UserError(f"{key}={value} must be {form}at least 1")
-    return given[0], given[1]
+    return lengths[0], lengths[1]
 
 
 def check_alpha(alpha: Any) -> None:

@@ -195,13 +195,7 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def check_type(value: Any, annotation: Any, where: str) -> None:
-    """Refuses scalars, paths and lists of the wrong type; values of other types are checked by the target.
-
-    Args:
-        value: The value.
-        annotation: Its declared type.
-        where: Name of the value in errors.
-    """
+    """Refuses scalars, paths and lists of the wrong type; values of other types are checked by the target."""
     if typing.get_origin(annotation) is typing.Literal:
         choices = typing.get_args(annotation)
         if value not in choices:

@@ -233,8 +233,8 @@ def _check_read(overrides: Sequence[str], chosen: Mapping[str, Any], config: Con
 
 def _check_choice(override: str) -> None:
     """Refuses a choice of a group without such a file in the package: Hydra would read any file behind ``../``."""
-    key, _, given = override.lstrip("+").partition("=")
-    group, name = key.partition("@")[0], given.strip("'\"")
+    key, _, choice = override.lstrip("+").partition("=")
+    group, name = key.partition("@")[0], choice.strip("'\"")
     if group not in config_groups() or name in ("null", "???", *choices(group)):
         return
     if "," not in name or name.startswith("["):  # for a,b Hydra's own error says that these are two values
@@ -252,9 +252,7 @@ def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool)
     noised = privacy is not None and privacy.get("epsilon") is not None
     kind = "noised" if noised else "secure" if composed.federation.get("secure_sum") is not None else None
     # The debug preset keeps its own number of rounds, which is smaller.
-    settings = [
-        one for one in (under.get(kind, ()) if kind else ()) if not (debug and one.startswith("rounds="))
-    ]
+    settings = [s for s in (under.get(kind, ()) if kind else ()) if not (debug and s.startswith("rounds="))]
     if settings:
         composed = hydra_compose("config", [*settings, *overrides])
     with open_dict(composed):
@@ -371,15 +369,15 @@ def _instead(key: str, overrides: list[str]) -> str:
     # The key itself is not suggested: it may exist once a preset chooses another file of the group.
     keys = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
     section, _, name = key.rpartition(".")
-    beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
-    beside.pop("_target_", None)
-    if not beside and (files := choices(section.replace(".", "/"))):
+    siblings = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
+    siblings.pop("_target_", None)
+    if not siblings and (files := choices(section.replace(".", "/"))):
         return f"; choose {section.replace('.', '/')}= first: {', '.join(files)}"
     elsewhere = sorted(other for other in keys if other.endswith(f".{name}"))
-    near = [beside[close] for close in difflib.get_close_matches(name.lower(), beside, n=1, cutoff=0.6)]
+    near = [siblings[close] for close in difflib.get_close_matches(name.lower(), siblings, n=1, cutoff=0.6)]
     if meant := elsewhere[:3] or near:
         return f"; did you mean {' or '.join(map(repr, meant))}?"
-    return f"; {section} has {', '.join(sorted(beside))}" if section and beside else ""
+    return f"; {section} has {', '.join(sorted(siblings))}" if section and siblings else ""
 
 
 def _no_choice(group: str, name: str) -> str:

@@ -73,14 +73,14 @@ _OF_IMAGES = re.compile(r"\$\{(?:oc\.select:)?((?:image|data)\.\w+)|\$\{pixels:(
 
 def _check_form_of_images(overrides: Sequence[str]) -> None:
     """Refuses size, channels or statistics of images that a command sets in a part that takes them from the images."""
-    for given in overrides:
-        key, _, value = given.lstrip("+").partition("=")
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
         if not re.fullmatch(r"(task|method|encoder)\..*(image_size|channels|inputs|mean|std)", key):
             continue
-        as_written = value_at(unresolved([override for override in overrides if override is not given]), key)
+        as_written = value_at(unresolved([other for other in overrides if other is not override]), key)
         if isinstance(as_written, str) and (reference := _OF_IMAGES.search(as_written)):
             source = reference[1] or f"image.{reference[2]}"
-            raise UserError(f"{given}: it is that of the images everywhere; give {source}={value}")
+            raise UserError(f"{override}: it is that of the images everywhere; give {source}={value}")
 
 
 def _takes(file_section: Mapping[str, Any], key: str, value: Any) -> bool:
@@ -133,16 +133,15 @@ def unread(overrides: Sequence[str]) -> list[str]:
         Overrides of sections that no part of the run refers to or takes as an argument, and overrides of sections that
         belong to the other kind of task, in their order.
     """
-    candidates = [
-        given for given in overrides if _names(given, (*_BY_REFERENCE, *_OF_ANOMALIES, *_OF_CLASSES))
-    ]
-    candidates = [given for given in candidates if not given.startswith("~") and not given.endswith("=null")]
+    sections = (*_BY_REFERENCE, *_OF_ANOMALIES, *_OF_CLASSES)
+    candidates = [override for override in overrides if _names(override, sections)]
+    candidates = [word for word in candidates if not word.startswith("~") and not word.endswith("=null")]
     if not candidates:
         return []
     config = unresolved(overrides)
     classifies = getattr(locate(config["task"]["_target_"]), "kind", None) == "classification"
     used = _referred(config) | _taken(config) | {*(_OF_CLASSES if classifies else _OF_ANOMALIES)}
-    return [given for given in candidates if not _names(given, used)]
+    return [override for override in candidates if not _names(override, used)]
 
 
 def _names(override: str, sections: Iterable[str]) -> bool:

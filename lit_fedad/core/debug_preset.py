@@ -55,7 +55,7 @@ def fit_preset(
         if gives_arrays(reader) and composed.image.size != plain.image.size:
             composed.image.size = plain.data.get("size", composed.image.size)
         if "stages" in plain.partition and "stages" not in composed.partition:
-            few = {"clients": composed.partition.clients, "stages": max(composed.rounds, 1), "imbalance": 1}
-            composed.partition = {**plain.partition, **few}
+            small = {"clients": composed.partition.clients, "stages": max(composed.rounds, 1), "imbalance": 1}
+            composed.partition = {**plain.partition, **small}
         elif plain.partition.keys() == {"_target_"} and "partition.clients" not in given:
             composed.partition = plain.partition

@@ -163,12 +163,12 @@ def given_path(key: str, path: object) -> Path:
     if not isinstance(path, str | os.PathLike) or path == "":
         raise UserError(f"{key}: give a path, not {repr(path) if path == '' else type(path).__name__}")
     try:
-        given = Path(path).expanduser()
+        expanded = Path(path).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), told_too_long():
-            given.lstat()
+            expanded.lstat()
     except (ValueError, RuntimeError) as error:  # a zero byte, or a user that does not exist
         raise UserError(f"{key}: is no path ({error})") from None
-    return given
+    return expanded
 
 
 @contextmanager

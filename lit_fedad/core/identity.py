@@ -7,7 +7,7 @@ from lit_fedad.core.nested import hash_of
 from lit_fedad.core.text import redacted
 
 CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
-"""Sections and keys on where and how a run is executed; only precision and ``cache.enabled`` in them affect results."""
+"""Sections and keys on where and how a run is executed; only precision and ``cache.enabled`` of them affect results."""
 
 # Keys of the evaluation that do not affect training.
 _JUDGEMENT = ("alpha", "pictures", "alone", "batch_size")

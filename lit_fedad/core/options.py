@@ -59,9 +59,9 @@ def overruled(overrides: Sequence[str]) -> dict[str, str]:
         {'rounds=3': '++rounds=5'}
     """
     # Sections are merged, and a removed key may be added again: such overrides do not overrule each other.
-    overrides = [given for given in overrides if not given.startswith("~") and "={" not in given]
-    last = {key_of(given): given for given in overrides}
-    return {given: last[key_of(given)] for given in overrides if last[key_of(given)] != given}
+    words = [word for word in overrides if not word.startswith("~") and "={" not in word]
+    last = {key_of(word): word for word in words}
+    return {word: last[key_of(word)] for word in words if last[key_of(word)] != word}
 
 
 def bind(function: Callable[..., Any], words: Sequence[str], command: str, **given: Any) -> Callable[[], Any]:

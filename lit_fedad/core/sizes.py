@@ -92,8 +92,8 @@ def pixel_statistics(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     data = config["data"]
     normal = data.get("normal")
-    places = (data, normal if isinstance(normal, Mapping) else {}, config["image"])
-    return {key: place[key] for key in ("mean", "std") for place in places if key in place}
+    sections = (data, normal if isinstance(normal, Mapping) else {}, config["image"])  # the last one counts
+    return {key: section[key] for key in ("mean", "std") for section in sections if key in section}
 
 
 def pixels(key: str, _root_: Mapping[str, Any]) -> Sequence[float]:

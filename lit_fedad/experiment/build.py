@@ -218,10 +218,10 @@ def _class_of(section: Mapping[str, Any], key: str, base: type[T]) -> type[T]:
     Raises:
         UserError: If it is no subclass of `base`.
     """
-    found = locate(section["_target_"])
-    if not (isinstance(found, type) and issubclass(found, base)):
+    located = locate(section["_target_"])
+    if not (isinstance(located, type) and issubclass(located, base)):
         raise UserError(f"{key}._target_={section['_target_']} is no {base.__name__} (lit_fedad.contracts)")
-    return found
+    return located
 
 
 def build_public(config: Config, images: Images) -> Tensor | None:
@@ -261,13 +261,14 @@ def build_server_labelled(config: Config, images: Images, partition: Partition) 
     if not takes(config["method"]["server"], "server_labelled"):
         return None
     assert isinstance(images, LabelledSet)
-    kept = list(partition.reserved)
-    if not kept:
+    reserved = list(partition.reserved)
+    if not reserved:
         raise UserError(
             f"method {config['method']['name']} trains its server with labelled images that no client holds:"
             " give partition=task_stream partition.server_labelled=100 (of each class)"
         )
-    return LabelledDataset(images.train_images[kept], images.train_labels[kept], images.mean, images.std)
+    pixels, labels = images.train_images[reserved], images.train_labels[reserved]
+    return LabelledDataset(pixels, labels, images.mean, images.std)
 
 
 def tells_products(config: Config) -> bool:
@@ -324,11 +325,11 @@ def build_model(
         client.decay_rounds = config["rounds"] if config.get("learning_rate_decay") else None
         if public is not None and frozen_encoder(task) is not None and isinstance(task, Contrastive):
             public = frozen_public(public, task, pooled_folder(config))
-        kept = {"public": public, "server_labelled": server_labelled}
+        server_images = {"public": public, "server_labelled": server_labelled}
         server = build(
             config["method"]["server"],
             client=client,
-            **{name: part for name, part in kept.items() if takes(config["method"]["server"], name)},
+            **{key: value for key, value in server_images.items() if takes(config["method"]["server"], key)},
         )
         if not config["method"].get("exchanges"):
             raise UserError(
@@ -361,11 +362,11 @@ def start_from(task: Task, run: str) -> None:
         raise UserError(f"start={run}: the run is not complete; the command that began it continues it")
     server = checkpoints.load(latest)[1]["server"]
     weights = server.get("weights", {}) if isinstance(server, dict) else {}
-    own = learned_state(task)
+    state = learned_state(task)
     fitting = {
         name: entry
         for name, entry in (weights.items() if isinstance(weights, dict) else ())
-        if name in own and isinstance(entry, Tensor) and entry.shape == own[name].shape
+        if name in state and isinstance(entry, Tensor) and entry.shape == state[name].shape
     }
     if not fitting:
         raise UserError(

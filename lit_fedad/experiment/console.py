@@ -100,8 +100,8 @@ class Console(Progress, RunCallback):
     def on_rounds_end(self, run: Run) -> None:
         """Stops showing progress, and warns of personal models that never trained."""
         self.stop()
-        if left := never_trained(run.federation):
-            self._display.warn(left)
+        if warning := never_trained(run.federation):
+            self._display.warn(warning)
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
         """Prints warnings from after the last round, such as those of decisions, and the privacy budget spent."""
@@ -117,18 +117,19 @@ class Console(Progress, RunCallback):
 
 def never_trained(federation: Federation) -> str:
     """Returns a warning that names clients that predict with personal weights but never trained; empty if none do."""
-    client, training = federation.client, [one for one in federation.exchanges.rounds if one.trains]
+    client = federation.client
+    training = [exchange for exchange in federation.exchanges.rounds if exchange.trains]
     trained = {number for report in federation.history if report.round > 0 for number in report.participants}
-    left = [federation.names.title(number) for number in federation.clients if number not in trained]
-    if not (training and trained and left and client.predictors.own):
+    untrained = [federation.names.title(number) for number in federation.clients if number not in trained]
+    if not (training and trained and untrained and client.predictors.own):
         return ""
     received = {name for exchange in training for name in exchange.broadcast_spec(client)}
-    own = {*learned_state(client.task)} - received - {*client.task.local_buffers}
-    if not own and not client.own_model:
+    personal = {*learned_state(client.task)} - received - {*client.task.local_buffers}
+    if not personal and not client.own_model:
         return ""
     return (
-        f"{', '.join(left)} trained in no round: weights that are personal are as they began there; give more rounds,"
-        " or a larger federation.sampler.fraction"
+        f"{', '.join(untrained)} trained in no round: weights that are personal are as they began there; give"
+        " more rounds, or a larger federation.sampler.fraction"
     )
 
 

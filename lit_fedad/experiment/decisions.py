@@ -128,9 +128,9 @@ def _report_promises(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: A
     counts = [number for decisions in judged.values() for number in decisions["deciding"] if number]
     rates = [decisions["promised"] for decisions in judged.values() if any(decisions["deciding"])]
     if alpha == "auto" and max(rates, default=0) > USUAL_RATE:
-        few = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
+        count_range = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
         run.display.note(
-            f"evaluation.alpha=auto promises {promised_text(rates)}: what {few} calibration images allow;"
+            f"evaluation.alpha=auto promises {promised_text(rates)}: what {count_range} calibration images allow;"
             f" {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
         )
     if silent := [client for client, decisions in judged.items() if decisions["without_promise"]]:

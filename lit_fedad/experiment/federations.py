@@ -146,9 +146,9 @@ def shown_images(images: SemanticSet, partition: Partition, seed: int, rounds: i
     """
     labels = images.test_labels
     counts = torch.from_numpy(partition.counts(images))[:, : images.normal_classes]
-    held = torch.isin(labels, counts.sum(0).nonzero()[:, 0])
+    of_clients = torch.isin(labels, counts.sum(0).nonzero()[:, 0])
     draw = Context(seed, rounds).generator("representations")
-    kinds = (held, labels >= images.normal_classes)
+    kinds = (of_clients, labels >= images.normal_classes)
     return torch.cat([draw_some(kind.nonzero()[:, 0], IN_THE_PLANE, draw) for kind in kinds])
 
 

@@ -47,17 +47,17 @@ def _advice(folder: Path) -> str:
     return "remove result.json and calibration.json, and the command that began the run writes them anew"
 
 
-def check_folders(folder: Path, *beside: Path) -> None:
+def check_folders(folder: Path, *further: Path) -> None:
     """Refuses links in place of a run's folders: commands would write to where the links lead.
 
     Args:
         folder: Folder of the run.
-        beside: Further folders that must be no links.
+        *further: Further folders that must be no links.
 
     Raises:
         UserError: If one of the folders is a link.
     """
-    for inner in (*beside, *(folder / name for name in FOLDERS)):
+    for inner in (*further, *(folder / name for name in FOLDERS)):
         if inner.is_symlink():
             raise UserError(
                 f"{inner}: is a link, and no folder of this run; put the folder itself in its place"

@@ -82,15 +82,15 @@ def _check_tensors(state: Any, size: int) -> None:
     Raises:
         ValueError: If the state holds such tensors.
     """
-    parts, total = [state], 0
-    while parts:
-        part = parts.pop()
-        if isinstance(part, torch.Tensor):
-            if part.layout is not torch.strided or part.device.type != "cpu" or part.is_nested:
+    pending, total = [state], 0
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.device.type != "cpu" or value.is_nested:
                 raise ValueError("a tensor is sparse, nested or empty")
-            total += part.nbytes
-        elif isinstance(part, (dict, list, tuple)):
-            parts += part.values() if isinstance(part, dict) else part
+            total += value.nbytes
+        elif isinstance(value, (dict, list, tuple)):
+            pending += value.values() if isinstance(value, dict) else value
     if total > 16 * size + _MAX_EXPANSION:
         raise ValueError("its tensors are larger than what is stored of them")
 

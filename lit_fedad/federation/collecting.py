@@ -172,7 +172,7 @@ class Collecting:
             done, causes = self.fabric.broadcast((list(outcome.values), outcome.failures))
             self.transport.settle(done)
             failed |= causes
-            for report in (one for one in history if one.round == round):
+            for report in (earlier for earlier in history if earlier.round == round):
                 report.participants += done
                 add_bytes(report.bytes_down, sent.blobs)
                 add_bytes(report.bytes_up, {c: result.blob for c, result in outcome.values.items()})
@@ -190,7 +190,7 @@ def behind(
         (`Exchange.joining`).
     """
     return {
-        report.round: [one for one in holders if one not in {*report.participants, *report.refused}]
+        report.round: [client for client in holders if client not in {*report.participants, *report.refused}]
         for report in history
         if report.round <= 0 and exchanges.of_round(report.round)[0].joining == "play"
     }

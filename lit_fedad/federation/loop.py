@@ -108,8 +108,8 @@ class Federation:
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
         self.sender = Sender(server, client, channel.down, fabric)
-        here = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler)
-        self.transport = transport(here) if transport else here
+        local = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler)
+        self.transport = transport(local) if transport else local
         self.collecting = Collecting(self.sender, self.transport, self.receiver, sampler, names, fabric)
         self.summing: Collecting | None = None
         self.plan: Budget | None = None
@@ -158,10 +158,10 @@ class Federation:
         sizes = self.data.at(round).sizes
         for number, exchange in enumerate(exchanges):
             # Clients that fail in one exchange are left out of the round's later ones.
-            here = replace(context, exchange=number)
-            self.server.context = here
-            spares = self.sampler.spares(self.clients, here) if number == 0 else []
-            turn = Turn(exchange, here, report, sizes, spares, partial(self._scored, exchange, here))
+            current = replace(context, exchange=number)
+            self.server.context = current
+            spares = self.sampler.spares(self.clients, current) if number == 0 else []
+            turn = Turn(exchange, current, report, sizes, spares, partial(self._scored, exchange, current))
             collecting = (exchange.upload_spec(self.client) and self.summing) or self.collecting
             updates, results = collecting.collect(turn)
             counted = on_first(self.fabric, partial(self._merge, turn, updates, results))

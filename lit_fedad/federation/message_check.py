@@ -112,7 +112,7 @@ def outliers(
     Returns:
         For each client with far larger values, a line that names the entry and the ratio.
     """
-    found: dict[int, str] = {}
+    remarks: dict[int, str] = {}
     for name in (name for name, form in spec.items() if not form.counted):
         tensors = {client: update.message[name] for client, update in updates.items()}
         sizes = {client: size for client, t in tensors.items() if (size := _magnitudes(t))}
@@ -126,11 +126,11 @@ def outliers(
                 # A single client is not compared with values that were zero before training.
                 comparable = bool(others) or usual > TINY
                 if comparable and magnitudes[kind] > factor * (usual := max(usual, TINY)):
-                    found.setdefault(
+                    remarks.setdefault(
                         client,
                         f"sent '{name}' {magnitudes[kind] / usual:.0f} times as large as what is usual",
                     )
-    return found
+    return remarks
 
 
 def _magnitudes(tensor: Tensor) -> tuple[float, float] | None:

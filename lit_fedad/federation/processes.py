@@ -61,11 +61,11 @@ def make_fabric(
             f"fabric.precision={precision}: weights stay in 32 bits, as they cross;"
             " give 32-true, bf16-mixed or 16-mixed"
         )
-    here = "cuda" if torch.cuda.is_available() else "cpu"
+    available = "cuda" if torch.cuda.is_available() else "cpu"
     # Fabric's own "auto" would take Apple's MPS, which has no double precision for statistics.
-    chosen = here if accelerator == "auto" else accelerator
+    chosen = available if accelerator == "auto" else accelerator
     settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes}
-    if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and here == "cpu")):
+    if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and available == "cpu")):
         settings = {"devices": 1}
     else:
         fork_server = "forkserver" in multiprocessing.get_all_start_methods()

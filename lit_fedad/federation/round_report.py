@@ -28,7 +28,7 @@ class RoundReport:
         elements_up: Tensor elements that each client sent.
         seconds: Wall-clock time without evaluation, in seconds.
         trained: Values of `Evaluator.score` for the participants directly after training, where `after_fit` is set.
-        metrics: Evaluation after this round; None where none was due.
+        metrics: Metrics after this round; None if no evaluation was due.
         warnings: Further warnings for the user, one line each.
         noised_sums: Sums over clients' images that were released with the noise of differential privacy.
     """

@@ -176,13 +176,13 @@ def _judge_alone(
     if not isinstance(task, Contrastive) or len(task.densities) <= task.clusters:
         return None
     trained = embed_images(task, data.module.client_loader(number, torch.Generator(), shuffle=False))
-    own = task.estimate(trained, last_exchange(client, exchanges))
-    if not len(own.mean) or not data.partition.calibration or not data.partition.calibration[number]:
+    densities = task.estimate(trained, last_exchange(client, exchanges))
+    if not len(densities.mean) or not data.partition.calibration or not data.partition.calibration[number]:
         return None
     held_out = embed_images(task, data.module.normal_loader(data.partition.calibration[number]))
-    scores = ScoreCounts.of(density_scores(own.mean, own.covariance, held_out))
+    scores = ScoreCounts.of(density_scores(densities.mean, densities.covariance, held_out))
     limit = Calibration({number: {"": scores}}, shared=False).threshold(number, alpha)
-    return density_scores(own.mean, own.covariance, z) > limit
+    return density_scores(densities.mean, densities.covariance, z) > limit
 
 
 _PICTURES = ("calibration.png", "scores.png", "heatmaps.png", "representations.png")
@@ -287,13 +287,13 @@ def _by_client(
 def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int]) -> None:
     """Draws contours of the kernel density of each client's normal images."""
     for index, client in enumerate(clients):
-        own = places[owners == client]
-        if len(own) < 3:  # in the plane, the covariance of the kernel needs three points
+        points = places[owners == client]
+        if len(points) < 3:  # in the plane, the covariance of the kernel needs three points
             continue
-        margin = 0.5 * np.ptp(own, axis=0)
-        sides = np.linspace(own.min(axis=0) - margin, own.max(axis=0) + margin, _GRID).T
+        margin = 0.5 * np.ptp(points, axis=0)
+        sides = np.linspace(points.min(axis=0) - margin, points.max(axis=0) + margin, _GRID).T
         grid = np.stack(np.meshgrid(*sides))
-        density = gaussian_kde(own.T)(grid.reshape(2, -1)).reshape(_GRID, _GRID)
+        density = gaussian_kde(points.T)(grid.reshape(2, -1)).reshape(_GRID, _GRID)
         levels = [level * density.max() for level in _LEVELS]
         colour, style = [_client_style(index)["color"]], _STYLES[index // len(_COLOURS) % len(_STYLES)]
         axes.contourf(*grid, density, [levels[0], 1.01 * density.max()], colors=colour, alpha=0.25)
