@@ -29,8 +29,8 @@ SHARE = 1 / 256
 """Share of a bank's vectors that defines its spacing: the distance of a vector to the nearest such share of the others.
 
 The limits were found with banks of 256 vectors, where this share is the nearest other vector. More vectors of the same
-features lie closer to each other, by a power that depends on the unknown dimension of the features. The nearest 1 of
-256, 4 of 1,024 and so on reach equally far in any dimension.
+features lie closer to each other, by a power of their number that depends on the unknown dimension of the features.
+The nearest 1 of 256, 4 of 1,024 and so on reach equally far in any dimension.
 """
 
 
@@ -163,8 +163,8 @@ class BankSupport:
 def standing_out(distances: Mapping[int, float], limit: float, at_most: int) -> set[int]:
     """Finds the clients that are beyond a limit and clearly farther away than all others.
 
-    If each client has its own kind of normal images, all are about equally far away. A lying client also withholds
-    support from honest clients with the images that it should have had; these may slightly exceed the limit.
+    If each client has its own kind of normal images, all are about equally far away. A lying client also lacks the
+    vectors that its true images would give, and so supports nobody: honest clients may slightly exceed the limit.
 
     Args:
         distances: Distance of each client from the others.
