@@ -381,6 +381,7 @@ def _instead(key: str, overrides: list[str]) -> str:
 
 
 def _no_choice(group: str, name: str) -> str:
+    """Returns the error message for a name that a group does not have."""
     if group == "data" and "/" in name:
         return f"data={name} is no data set; a folder is given by data.root={name}, with data=auto"
     if group == "method" and name in RENAMED:

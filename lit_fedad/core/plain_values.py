@@ -68,6 +68,7 @@ def plain_yaml(content: str) -> Any:
 
 
 def _check_plain(value: Any) -> None:
+    """Refuses values other than those that `plain_yaml` returns."""
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("a key is no text")

@@ -85,6 +85,7 @@ def reopen(
 def _rebuilt(
     folder: RunFolder, result: dict[str, Any], config: Config, callbacks: Sequence[object]
 ) -> FinishedRun:
+    """Builds all parts of a complete run, and restores its last checkpoint."""
     display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
     images = build_images(config)

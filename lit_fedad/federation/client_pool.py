@@ -75,6 +75,7 @@ class ClientPool:
         self._held.clear()
 
     def _store(self, name: str, state: State) -> None:
+        """Stores a copy of a state in memory, and moves the longest unused states to disk if the limit is exceeded."""
         self._drop(name)
         if same(state, self.initial):
             return
@@ -87,6 +88,7 @@ class ClientPool:
                 self._spill(next(iter(self._memory)))
 
     def _move(self, old: str, new: str) -> None:
+        """Stores a state under another name."""
         self._drop(new)
         if old in self._memory:
             self._memory[new] = self._memory.pop(old)
@@ -96,11 +98,13 @@ class ClientPool:
             self._files.add(new)
 
     def _drop(self, name: str) -> None:
+        """Forgets a state, if there is one of this name."""
         if name in self._memory:
             self._bytes -= size_of(self._memory.pop(name))
         self._files.discard(name)
 
     def _spill(self, name: str) -> None:
+        """Moves a state from memory to disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_state(self._memory[name], self.folder / name)
         self._drop(name)

@@ -67,6 +67,7 @@ def _fits(shape: torch.Size, declared: tuple[int | Free, ...], sizes: dict[str, 
 
 
 def _check_values(tensor: Tensor, form: TensorSpec, what: str) -> None:
+    """Checks the values of a tensor against its declared form; `what` begins the error message."""
     if not tensor.numel():
         return
     low, high = (float(bound) for bound in tensor.aminmax())  # a NaN among the values makes both NaN

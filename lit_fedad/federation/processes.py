@@ -101,6 +101,7 @@ def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., Non
 
 
 def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
+    """Launches the processes of a Fabric, which call a function; raises a `UserError` of a process again."""
     # The fork server imports what its children need, once for all of them. It imports the package first: otherwise a
     # child would unpickle Lightning's objects first, which fails with a CPU-only torch (see `lit_fedad._compat`).
     multiprocessing.set_forkserver_preload(["lit_fedad", function.__module__])

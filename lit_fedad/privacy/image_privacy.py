@@ -100,7 +100,7 @@ class ImagePrivacy:
 
     @property
     def unit(self) -> str:
-        """What is protected, in words."""
+        """The unit that is protected, as words of a sentence."""
         return "image" if self.unit_images == 1 else f"group of up to {self.unit_images} images"
 
     def plan(self, method: Method, course: Course) -> Plan:
@@ -153,7 +153,7 @@ class Plan:
     sigma: float
     releases: int
     carriers: int = 1
-    clients: frozenset[int] | None = field(default=None, repr=False)  # a site's ledger hashes what is printed
+    clients: frozenset[int] | None = field(default=None, repr=False)  # a site's ledger hashes the repr
 
     @property
     def noise(self) -> Noise:

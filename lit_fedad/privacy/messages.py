@@ -199,6 +199,7 @@ def _bytes(size: int, text: Any) -> bytes:
 
 
 def _by_client(size: int, entries: Any) -> dict[int, bytes]:
+    """Reads hexadecimal entries of a size in bytes, by client."""
     if not isinstance(entries, dict) or len(entries) > MOST_MEMBERS:
         raise TypeError
     if not all(client.isascii() and client.isdigit() and len(client) < 10 for client in entries):
@@ -207,6 +208,7 @@ def _by_client(size: int, entries: Any) -> dict[int, bytes]:
 
 
 def _members(entries: Any) -> list[int]:
+    """Reads a list of different client numbers."""
     if not isinstance(entries, list) or len(entries) > MOST_MEMBERS:
         raise TypeError
     if len(set(entries)) < len(entries):
@@ -215,6 +217,7 @@ def _members(entries: Any) -> list[int]:
 
 
 def _sizes(entries: Any) -> dict[int, int]:
+    """Reads pairs of a client number and its number of images."""
     pairs = [(_whole(member), _whole(images)) for member, images in entries]
     if len(dict(pairs)) < len(pairs):
         raise ValueError("twice")
