@@ -1,4 +1,4 @@
-"""What the process of the open port and that of the run tell each other, by files that both can reach."""
+"""Signals between the process of the open port and the process of the run, by files that both can reach."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 HELD_S = 20.0
-"""Longest time that an answer is held; Flower's client waits 30 seconds for one."""
+"""Longest time that the open port holds back the answer to a poll; Flower's client waits 30 seconds for one."""
 
-_LOOK_S, _DIGITS = 0.1, 16
+_LOOK_S, _DIGITS = 0.1, 16  # time between two looks at the file of sent requests; digits of each number in it
 
 GRACE_S = 30.0
-"""How long a site that has signed off is waited for: it may be started again."""
+"""How long the run waits for a site that has signed off: its operator may start it again."""
 
 
 class Signals:
-    """Tells the open port that the run has sent requests, and the run which sites were ended by their operators.
+    """Tells the open port that the run has sent requests, and the run which sites their operators have ended.
 
     Args:
         folder: The coordinator's folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._sent = folder / "requests.sent"  # grows with each request
+        self._sent = folder / "requests.sent"  # has `_DIGITS` bytes for each time that requests were sent
         self._ended = folder / "signed_off"
 
     def clear(self) -> None:
-        """Forgets what an earlier start left."""
+        """Removes the files that an earlier start left."""
         self._sent.unlink(missing_ok=True)
         for file in self._ended.glob("*"):
             file.unlink(missing_ok=True)
 
-    def send(self, most: int) -> None:
-        """Tells that there are requests, whose replies have so many bytes at most."""
+    def send(self, max_bytes: int) -> None:
+        """Tells the open port that requests were sent, and how many bytes a reply to them has at most."""
         with self._sent.open("ab") as file:
-            file.write(f"{most:0{_DIGITS}d}".encode())
+            file.write(f"{max_bytes:0{_DIGITS}d}".encode())
 
     @property
     def longest(self) -> int:
-        """Most bytes of a reply to the last requests; 0 before the first."""
+        """Most bytes of a reply to the requests that were sent last; 0 before the first."""
         try:
             return int(self._sent.read_bytes()[-_DIGITS:] or b"0")
         except FileNotFoundError:
@@ -55,32 +55,33 @@ class Signals:
         except FileNotFoundError:
             return 0
 
-    async def wait(self, seen: int, over: Callable[[], bool]) -> None:
+    async def wait(self, seen_count: int, stopping: Callable[[], bool]) -> None:
         """Waits until requests are sent, `HELD_S` at most.
 
         Args:
-            seen: The `count` that is known: where there is more already, nothing is waited for.
-            over: Whether to wait no longer.
+            seen_count: The `count` that the caller knows. If it has grown since, this returns at once.
+            stopping: Returns whether the open port is shutting down, which ends the wait.
         """
-        end = time.monotonic() + HELD_S
-        while self.count == seen and time.monotonic() < end and not over():
+        deadline = time.monotonic() + HELD_S
+        while self.count == seen_count and time.monotonic() < deadline and not stopping():
             await asyncio.sleep(_LOOK_S)
 
     def sign_off(self, key: bytes) -> None:
-        """Notes that the site of a key signs off."""
+        """Notes that the site with this public key signs off."""
         self._ended.mkdir(exist_ok=True)
-        self._of(key).touch()
+        self._file_of(key).touch()
 
     def sign_on(self, key: bytes) -> None:
-        """Notes that the site of a key is back."""
-        self._of(key).unlink(missing_ok=True)
+        """Notes that the site with this public key is back."""
+        self._file_of(key).unlink(missing_ok=True)
 
     def gone(self, key: bytes) -> bool:
-        """Tells whether the site of a key has signed off, and is not waited for any more."""
+        """Tells whether the site with this public key signed off more than `GRACE_S` ago and is not back."""
         try:
-            return time.time() - self._of(key).stat().st_mtime > GRACE_S
+            return time.time() - self._file_of(key).stat().st_mtime > GRACE_S
         except FileNotFoundError:
             return False
 
-    def _of(self, key: bytes) -> Path:
+    def _file_of(self, key: bytes) -> Path:
+        """Returns the file that is there while a site is signed off; spaces in its key do not matter."""
         return self._ended / hashlib.sha256(b"".join(key.split())).hexdigest()[:32]

@@ -101,7 +101,7 @@ def test_headers_of_any_bytes_are_passed_on(send):
         "/v1/fleet/../control/start-run",
     ],
 )  # fmt: skip
-def test_nobody_else_does(send, path):
+def test_no_other_path_is_forwarded(send, path):
     found = send(path)
     assert found.status_code == 403
     assert "x-path" not in found.headers
@@ -109,7 +109,11 @@ def test_nobody_else_does(send, path):
 
 @pytest.mark.parametrize(
     ("path", "bound"),
-    [("/v1/fleet/push-object", "_LARGEST"), ("/v1/fleet/push-messages", "_SHORT"), (POLL, "_SHORT")],
+    [
+        ("/v1/fleet/push-object", "_LARGEST_PUSH"),
+        ("/v1/fleet/push-messages", "_LARGEST_OTHER"),
+        (POLL, "_LARGEST_OTHER"),
+    ],
 )
 def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch, path, bound):
     monkeypatch.setattr(proxy, bound, 10)
@@ -118,7 +122,7 @@ def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch, path
 
 def test_a_site_sends_no_more_than_replies_need(port, send, monkeypatch):
     """What it sends lies on the coordinator's disk."""
-    monkeypatch.setattr(proxy, "_BESIDE", 10_000)
+    monkeypatch.setattr(proxy, "_ALLOWANCE", 10_000)
     port.signals.send(1 << 30)
     port.signals.send(15_000)  # the last replies are shorter
     push, given = ("/v1/fleet/push-object", bytes(20_000)), (POLL, b"a request")
@@ -129,7 +133,7 @@ def test_a_site_sends_no_more_than_replies_need(port, send, monkeypatch):
 @pytest.mark.parametrize("path", [POLL, "/v1/fleet/push-messages"])
 def test_a_request_that_fails_costs_its_headers_too(send, monkeypatch, path):
     """The SuperLink's log has lines of it."""
-    monkeypatch.setattr(proxy, "_BESIDE", 20_000)
+    monkeypatch.setattr(proxy, "_ALLOWANCE", 20_000)
     assert [send(path, b"", {"status": "415", "key": "x" * 10_000}).status_code for _ in range(3)] == [
         415,
         429,
@@ -143,7 +147,7 @@ async def unread():
 
 
 @pytest.mark.parametrize("change", ["none", "key", "signature", "revoked", "garbage"])
-def test_of_a_stranger_no_body_is_read(port, send, change):
+def test_the_body_of_a_request_by_a_stranger_is_not_read(port, send, change):
     headers = port.signed()
     if change == "revoked":
         (port.authenticator.folder / "north.pub").unlink()
@@ -177,7 +181,7 @@ def test_a_site_has_few_requests_at_once_and_little_time_for_each(port, send, mo
 
     monkeypatch.setattr(proxy, "_BODY_S", 0.05)
     assert send(POLL, late()).status_code == 408
-    monkeypatch.setattr(proxy, "_AT_ONCE", 0)
+    monkeypatch.setattr(proxy, "_MAX_OPEN", 0)
     assert send(POLL).status_code == 429
 
 
@@ -210,7 +214,7 @@ def test_requests_that_are_given_while_a_site_asks_are_not_waited_for(port, send
     ("path", "content", "status"),
     [(POLL, b"a request", 200), (POLL, b"", 401), ("/v1/fleet/confirm-message-received", b"", 200)],
 )
-def test_nothing_else_is_held(send, path, content, status):
+def test_other_answers_are_not_held(send, path, content, status):
     """Above all no request, which would be lost with a site that has gone without a word."""
     found = send(path, content, {"status": str(status)})
     assert (found.status_code, found.content) == (status, content)
