@@ -1,7 +1,7 @@
-"""A site's end: a warm process on Flower's Fleet API, which polls outwards and opens no port.
+"""A site's end of Flower: one lasting process that polls the coordinator's Fleet API and opens no port.
 
-Flower's own SuperNode would start a process for each message, and run the code that arrives with it. This one pulls
-messages and answers them itself; code of an app (FAB) is never loaded.
+Flower's own SuperNode would start a process for each message, and run the code that arrives with it. This process pulls
+messages and answers them itself; it never loads code of an app (FAB).
 """
 
 from __future__ import annotations
@@ -49,79 +49,79 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.files import told_forbidden
 from lit_fedad.flower.keys import CLOCK, read_private_key
-from lit_fedad.flower.messages import BESIDE, TooLongError, in_record, unfolded, within, wrapped
+from lit_fedad.flower.messages import OVERHEAD, TooLongError, in_record, limited, unpacked_size, wrapped
 from lit_fedad.sites.site import Site
 
 _POLL_S = 0.5
-"""Least time between two polls, in seconds: the open port holds one longer for which there is no request."""
+"""Least time between two polls, in seconds: the open port holds back the answer longer if there is no request."""
 
 _PATIENCE_S = 150
-"""How long a site that is refused tries again: one that was killed counts as online until it misses two heartbeats."""
+"""How long a refused site tries again, in seconds: a site that was killed counts as online for two heartbeats more."""
 
 _KEPT_S = 60
-"""How long a connection is kept that nothing goes over, in seconds: less than the open port keeps it."""
+"""How long an idle connection is kept open, in seconds: less than the open port keeps it."""
 
 _LARGEST = 16 << 20
-"""Most bytes of one answer of the coordinator; Flower sends messages in chunks of five megabytes."""
+"""Most bytes of one answer of the coordinator; Flower sends a message in chunks of five megabytes."""
 
 
 class _Outage(logging.Filter):
-    """Tells once that the coordinator does not answer, where Flower has a line for each attempt.
+    """A log filter that notes once that the coordinator does not answer: Flower logs a line for each attempt.
 
     Args:
         address: The coordinator's host and port.
-        note: Is told when it does not answer, and when it does again.
+        note: Takes a line when the coordinator does not answer, and one when it answers again.
     """
 
     def __init__(self, address: str, note: Callable[[str], None]) -> None:
         super().__init__()
-        self.address, self.note, self.lasts = address, note, False
+        self.address, self.note, self.ongoing = address, note, False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Takes Flower's lines of attempts out of its log."""
+        """Removes Flower's lines about failed attempts from its log."""
         if not str(record.msg).startswith("Connection attempt failed"):
             return True
-        if not self.lasts:
+        if not self.ongoing:
             self.note(f"{self.address}: does not answer; trying again")
-        self.lasts = True
+        self.ongoing = True
         return False
 
     def end(self) -> None:
-        """Notes that the coordinator has answered."""
-        if self.lasts:
+        """Ends the outage, if there is one: the coordinator has answered."""
+        if self.ongoing:
             self.note(f"{self.address}: answers again")
-        self.lasts = False
+        self.ongoing = False
 
 
-class _Bounded(httpx.SyncByteStream):
-    """The body of an answer, of which no more is read than any has."""
+class _BoundedBody(httpx.SyncByteStream):
+    """The body of an answer, whose reading fails after `_LARGEST` bytes."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self.answer, self.stream = answer, answer.stream
 
     def __iter__(self) -> Iterator[bytes]:
         total = 0
-        for part in cast("httpx.SyncByteStream", self.stream):
-            if (total := total + len(part)) > _LARGEST:
+        for chunk in cast("httpx.SyncByteStream", self.stream):
+            if (total := total + len(chunk)) > _LARGEST:
                 raise httpx.DecodingError("an answer is too long", request=self.answer.request)
-            yield part
+            yield chunk
 
     def close(self) -> None:
         cast("httpx.SyncByteStream", self.stream).close()
 
 
 def _bound(answer: httpx.Response) -> None:
-    """Bounds an answer before its body is read, and refuses one that is packed."""
+    """Bounds the body of an answer before it is read, and refuses a compressed one."""
     if "content-encoding" in answer.headers:
         raise httpx.DecodingError("an answer is packed, which nobody asked for", request=answer.request)
-    answer.stream = _Bounded(answer)
+    answer.stream = _BoundedBody(answer)
 
 
 class BoundedClient(FleetHttpClient):
-    """Flower's client, with bounded answers of the coordinator alone, and connections that outlast its pauses.
+    """Flower's client, which here follows no redirects, bounds answers, and keeps idle connections open.
 
-    Flower's own goes where an answer sends it, into the site's network too, and unpacks and reads whatever comes. It
-    keeps connections for five seconds, and a new one costs kilobytes and two round trips.
+    Flower's own client follows redirects, even to addresses in the site's network, and decompresses and reads answers
+    of any length. It keeps a connection for five seconds, and a new one costs kilobytes and two round trips.
     """
 
     _client: httpx.Client
@@ -136,11 +136,11 @@ class BoundedClient(FleetHttpClient):
             event_hooks={"response": [_bound]},
             limits=httpx.Limits(keepalive_expiry=_KEPT_S),
         )
-        for name in ("accept-encoding", "user-agent"):  # which nobody reads, in every request
+        for name in ("accept-encoding", "user-agent"):  # every request would carry them, unread
             del self._client.headers[name]
 
 
-fleet_http_connection.FleetHttpClient = BoundedClient  # type: ignore[misc]  # its connection takes none from outside
+fleet_http_connection.FleetHttpClient = BoundedClient  # type: ignore[misc]  # Flower has no argument for the client
 
 
 def answer_requests(address: str, folder: Path, site: Site, note: Callable[[str], None]) -> None:
@@ -149,13 +149,13 @@ def answer_requests(address: str, folder: Path, site: Site, note: Callable[[str]
     Args:
         address: The coordinator's host and port.
         folder: The site's folder, with the certificate of the authority that vouches for the coordinator (``ca.crt``)
-            and its private key (``key``); another one in its place is taken when the site has to connect again.
-        site: Answers requests; of one that is longer than any it is given an empty one.
-        note: Is told what happens, a line each.
+            and the site's private key (``key``). A key that has replaced it is used when the site connects again.
+        site: Answers requests; gets an empty one instead of a request that is longer than any may be.
+        note: Takes a line about each event.
 
     Raises:
-        UserError: If the authority's file holds no certificate, or the coordinator does not take the key, or is not who
-            it should be.
+        UserError: If the authority's file holds no certificate, or the coordinator refuses the key, or its certificate
+            is not from this authority.
     """
     authority = folder / "ca.crt"
     try:
@@ -171,38 +171,38 @@ def answer_requests(address: str, folder: Path, site: Site, note: Callable[[str]
     FLOWER_LOGGER.addFilter(outage)
     while True:
         private = _activate(address, folder, note)
-        keys, lost = (private, private.public_key()), threading.Event()
+        keys, disconnected = (private, private.public_key()), threading.Event()
 
-        def heard(failed: threading.ExceptHookArgs, lost: threading.Event = lost) -> None:
-            note(f"{address}: {first_line(failed.exc_value or OSError())}")
-            lost.set()  # the thread that says that this site is there has ended
+        def failed(error: threading.ExceptHookArgs, disconnected: threading.Event = disconnected) -> None:
+            note(f"{address}: {first_line(error.exc_value or OSError())}")
+            disconnected.set()  # the thread that sends heartbeats has ended
 
-        threading.excepthook = heard
+        threading.excepthook = failed
         with (
-            suppress(httpx.HTTPError, DecodeError),  # of saying good-bye
+            suppress(httpx.HTTPError, DecodeError),  # raised when the connection is closed
             fleet_http_connection.http_request_response(address, False, str(authority), keys) as connection,
         ):
             note(f"connected to {address}")
-            _serve(connection, lost, outage, site, note)
+            _serve(connection, disconnected, outage, site, note)
 
 
 def _serve(
     connection: tuple[Any, ...],
-    lost: threading.Event,
+    disconnected: threading.Event,
     outage: _Outage,
     site: Site,
     note: Callable[[str], None],
 ) -> None:
-    """Answers requests until the coordinator does not let this connection in any more."""
+    """Answers requests until the coordinator refuses this connection, or heartbeats fail (`disconnected`)."""
     _, receive, send, _, _, pull, push, confirm = connection
-    told = ""
-    while not lost.is_set():
+    last_cause = ""
+    while not disconnected.is_set():
         try:
-            asked = time.monotonic()
+            polled_at = time.monotonic()
             received = receive()
             outage.end()
             if received is None:
-                time.sleep(max(0.0, asked + _POLL_S - time.monotonic()))
+                time.sleep(max(0.0, polled_at + _POLL_S - time.monotonic()))
                 continue
             message, tree = received
             run = message.metadata.run_id
@@ -212,86 +212,96 @@ def _serve(
             reply = Message(wrapped(site.answer(payload)), reply_to=message)
             with no_object_id_recompute():
                 reply.metadata.__dict__["_message_id"] = reply.object_id
-                objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
-                wanted, session = send(reply, own_tree, time.monotonic() - began)
+                objects, reply_tree = get_all_nested_objects(reply), get_object_tree(reply)
+                wanted, session = send(reply, reply_tree, time.monotonic() - began)
                 push_objects(objects, partial(_push, partial(push, run), session), object_ids_to_push=wanted)
-            told = ""
+            last_cause = ""
             continue
-        except RunNotRunningException:  # no Exception: the coordinator has ended this run
+        except RunNotRunningException:  # Flower does not derive it from Exception
             cause = "the coordinator has ended its run"
-        except Exception as error:  # what Flower reads of the coordinator's answers fails in many ways
+        except Exception as error:  # Flower's functions that read answers raise errors of many types
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
                 return
             # The coordinator sends the request again.
             cause = f"a request was lost: {type(error).__name__}: {first_line(error)}"
-        if cause != told:
+        if cause != last_cause:
             note(cause)
-            told = cause
+            last_cause = cause
         time.sleep(_POLL_S)
 
 
-def _push(push: Callable[[str, str, bytes], None], session: str, name: str, content: bytes) -> None:
-    """Pushes a part of a reply; one that its session does not take, to whichever still waits for it.
+def _push(push: Callable[[str, str, bytes], None], session: str, part_id: str, content: bytes) -> None:
+    """Pushes a part of a reply: to its session, or if that refuses it, to any session that still waits for it.
 
-    In an outage Flower repeats what it got no answer to, and an announcement that comes twice has two sessions. For the
-    parts of the one that nobody pushed to, the coordinator would wait for minutes.
+    In an outage Flower repeats calls that got no answer, and a reply that is announced twice has two sessions. The
+    coordinator would wait for minutes for the parts of the session to which nobody pushes.
     """
     try:
-        push(session, name, content)
+        push(session, part_id, content)
     except ObjectPushError:
-        with suppress(ObjectPushError):  # the part itself has come twice
-            push("", name, content)
+        with suppress(ObjectPushError):  # the part itself has arrived twice
+            push("", part_id, content)
 
 
-def _payload(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:
-    """Pulls and builds the payload in a message; an empty one where it is too long, unpacked too, or cannot be read.
+def _payload(tree: ObjectTree, pull: Callable[[str], bytes], max_bytes: int) -> bytes:
+    """Pulls and builds the payload of a message; returns no bytes if it is too long or cannot be read.
 
-    What is around its record has come with the poll, and is not pulled.
+    The objects around the payload's record have come with the poll, and are not pulled.
+
+    Args:
+        tree: Flower's ids of the message's objects.
+        pull: Reads an object by its id.
+        max_bytes: Most bytes of the payload, as it is sent and as it is built.
 
     Raises:
-        UserError: If the message holds anything else.
+        UserError: If the message holds anything else than a payload.
     """
     for _ in ("content", "record"):
         if len(tree.children) != 1:
             raise UserError("a message holds something else than a payload")
         tree = tree.children[0]
     try:
-        names = [part.object_id for part in iterate_object_tree(tree)]
-        contents = pull_objects(names, within(pull, len, most + BESIDE))
+        object_ids = [part.object_id for part in iterate_object_tree(tree)]
+        contents = pull_objects(object_ids, limited(pull, len, max_bytes + OVERHEAD))
     except TooLongError:
         return b""
     try:
-        whole = unfolded(contents) <= most + BESIDE
-        return in_record(inflate_object_from_contents(tree.object_id, contents)) if whole else b""
-    except Exception:  # Flower's readers fail in many ways
+        fits = unpacked_size(contents) <= max_bytes + OVERHEAD
+        return in_record(inflate_object_from_contents(tree.object_id, contents)) if fits else b""
+    except Exception:  # Flower's functions that read messages raise errors of many types
         return b""
 
 
 def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.EllipticCurvePrivateKey:
-    """Activates the site's node once, to tell why where that fails: Flower's own connection ends the process.
+    """Signs the site on and off once, and reports why if that fails: Flower's own connection would end the process.
+
+    Tries again while the coordinator does not answer, and for `_PATIENCE_S` if it refuses the site.
 
     Returns:
-        The key that was let in.
+        The private key with which the site was let in.
+
+    Raises:
+        UserError: If the site is refused for longer, or the clock or the certificate is wrong.
     """
-    authority, end, told = folder / "ca.crt", time.monotonic() + _PATIENCE_S, ""
+    authority, deadline, last_cause = folder / "ca.crt", time.monotonic() + _PATIENCE_S, ""
     while True:
         private = read_private_key(folder / "key")
         try:
             _sign_on_and_off(address, authority, private)
             return private
         except httpx.HTTPStatusError as error:
-            found = FlowerError.from_json(error.response.text)
-            cause = f"{found.code}: {found.message}" if found else f"HTTP {error.response.status_code}"
+            flower = FlowerError.from_json(error.response.text)
+            cause = f"{flower.code}: {flower.message}" if flower else f"HTTP {error.response.status_code}"
             if CLOCK in error.response.headers:
                 raise UserError(
                     f"{address} refuses this site: its clock says {_now()}, the coordinator's"
                     f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
                 ) from None
-            # By the open port: Flower has its node online, or does not know the key yet.
+            # The open port let the site in, but Flower counts its node as online, or does not know the key yet.
             let_in = "2004" in cause
-            if error.response.status_code >= 500:  # the open port is there, and what is behind it not yet
-                end = time.monotonic() + _PATIENCE_S
-            elif time.monotonic() > end or not (let_in or error.response.status_code == 403):
+            if error.response.status_code >= 500:  # the open port answers, but the SuperLink does not yet
+                deadline = time.monotonic() + _PATIENCE_S
+            elif time.monotonic() > deadline or not (let_in or error.response.status_code == 403):
                 why = (
                     "another process is connected with its key; end that one, and begin again"
                     if let_in
@@ -299,8 +309,8 @@ def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.Ell
                     " of this site"
                 )
                 raise UserError(f"{address} refuses this site ({cause}): {why}") from None
-            waits = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
-            cause = f"{waits} ({cause})"
+            state = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
+            cause = f"{state} ({cause})"
         except (httpx.RequestError, ValueError, DecodeError) as error:
             if re.search("certificate (is not yet valid|has expired)", str(error)):
                 raise UserError(
@@ -318,10 +328,10 @@ def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.Ell
                 if unreached
                 else f"does not answer ({type(error).__name__})"
             )
-            end = time.monotonic() + _PATIENCE_S
-        if cause != told:
+            deadline = time.monotonic() + _PATIENCE_S
+        if cause != last_cause:
             note(f"{address}: {cause}; trying again")
-            told = cause
+            last_cause = cause
         time.sleep(2.0)
 
 

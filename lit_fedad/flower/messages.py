@@ -1,6 +1,7 @@
-"""Requests and replies as Flower's messages: one record of bytes.
+"""Requests and replies as Flower's messages: each holds one record of bytes, the payload.
 
-Both ends ask how many bytes a message has, and how many it may become, before they build it.
+Before either end builds a message from what it has received, it checks how many bytes were sent and how many the built
+message will have.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from flwr.supercore.inflatable.inflatable_object import (
 
 from lit_fedad.core.errors import UserError
 
-Q = TypeVar("Q")
-A = TypeVar("A")
+Key = TypeVar("Key")
+Obj = TypeVar("Obj")
 
-BESIDE = 1 << 16
-"""Bytes of a message beside its payload: names and metadata."""
+OVERHEAD = 1 << 16
+"""Most bytes of a message in addition to its payload: names and metadata."""
 
 _NAME = "payload"
 KIND = "train.payload"
 """Type of the messages: one of those that a SuperLink accepts."""
 
 _SHORT = 1 << 20
-"""Most bytes of a payload that crosses as one value of a configuration: fewer requests, but no chunks."""
+"""Most bytes of a payload that is sent as one configuration value: it takes fewer requests, but has no chunks."""
 
 
 def wrapped(blob: bytes) -> RecordDict:
-    """Returns bytes as the content of a message: a long one as an array, which travels in chunks."""
+    """Wraps a payload as the content of a message: a long one as an array, which is sent in chunks."""
     if len(blob) <= _SHORT:
         return RecordDict({_NAME: ConfigRecord({_NAME: blob})})
     array = Array(dtype="uint8", shape=(len(blob),), stype="lit_fedad", data=blob)
@@ -41,20 +42,20 @@ def wrapped(blob: bytes) -> RecordDict:
 
 
 def unwrapped(message: Message) -> bytes:
-    """Returns the bytes in a message.
+    """Returns the payload of a message.
 
     Raises:
-        UserError: If it holds anything else.
+        UserError: If the message holds anything else.
     """
     records = message.content
     return in_record(records[_NAME] if set(records) == {_NAME} else None)
 
 
 def in_record(record: object) -> bytes:
-    """Returns the bytes in a record.
+    """Returns the payload in a message's record.
 
     Raises:
-        UserError: If it holds anything else.
+        UserError: If the record holds anything else.
     """
     value = (
         record[_NAME] if isinstance(record, ArrayRecord | ConfigRecord) and set(record) == {_NAME} else None
@@ -67,40 +68,44 @@ def in_record(record: object) -> bytes:
 
 
 class TooLongError(Exception):
-    """More objects have come than a payload may have."""
+    """A message has more bytes than its payload may have."""
 
 
-def within(read: Callable[[Q], A], size: Callable[[A], int], most: int) -> Callable[[Q], A]:
-    """Returns a function that reads objects, and raises `TooLongError` once they are too many bytes together.
+def limited(read: Callable[[Key], Obj], size: Callable[[Obj], int], max_bytes: int) -> Callable[[Key], Obj]:
+    """Returns a function that reads like `read`, and raises `TooLongError` once its objects have too many bytes in all.
 
     Args:
-        read: Reads one.
-        size: Returns the bytes of what was read.
-        most: Most bytes.
+        read: Reads one object.
+        size: Returns the number of bytes of an object.
+        max_bytes: Most bytes of all objects together.
     """
     lock, total = threading.Lock(), 0
 
-    def bounded(request: Q) -> A:
+    def read_limited(key: Key) -> Obj:
         nonlocal total
         with lock:
-            if total > most:
+            if total > max_bytes:
                 raise TooLongError
-        answer = read(request)
+        content = read(key)
         with lock:
-            total += size(answer)
-            if total > most:
+            total += size(content)
+            if total > max_bytes:
                 raise TooLongError
-        return answer
+        return content
 
-    return bounded
+    return read_limited
 
 
-def unfolded(contents: Mapping[str, bytes]) -> int:
-    """Computes how many bytes the arrays in a message have: one chunk may stand in several places."""
+def unpacked_size(contents: Mapping[str, bytes]) -> int:
+    """Computes how many bytes the arrays of a message have when they are built: an array may repeat one chunk.
+
+    Args:
+        contents: The message's objects by Flower's id.
+    """
     total = 0
     for content in contents.values():
-        kind, parts, _ = get_object_head_values_from_object_content(content)
+        kind, children, _ = get_object_head_values_from_object_content(content)
         if kind == Array.__qualname__:
-            places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-            total += sum(len(contents[parts[place]]) for place in places)
+            positions = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            total += sum(len(contents[children[position]]) for position in positions)
     return total
