@@ -1,4 +1,4 @@
-"""Sites over Flower: identity, TLS, queue and run control are Flower's; what is learnt, and how, is not its business.
+"""Sites over Flower: it provides identities, TLS, the message queue and run control, and knows nothing of the learning.
 
 Only this package imports flwr (``pip install 'lit-fedad[flower]'``).
 """

@@ -1,4 +1,4 @@
-"""The processes that a coordinator starts: Flower's SuperLink, the open port, one run."""
+"""What a coordinator starts: Flower's SuperLink, the open port and one run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from lit_fedad.flower.signals import Signals
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import check_crosses
 
-ERROR = "error.txt"  # why a run ended early
-_REGISTERED = "registered"  # fingerprints of the keys that Flower knows
-_READY_S = 120
-_FOLLOW_S = 2.0
+ERROR = "error.txt"  # file with the cause why a run ended early
+_REGISTERED = "registered"  # file with the fingerprints of the keys that are registered at the SuperLink
+_READY_S = 120  # longest time that the SuperLink may take to start
+_FOLLOW_S = 2.0  # time between two looks for new keys and certificates
 
 
 def start(folder: FederationFolder, display: Display) -> None:
@@ -38,13 +38,13 @@ def start(folder: FederationFolder, display: Display) -> None:
     Raises:
         UserError: If a key is missing, Flower does not start, or the run fails.
     """
-    folder.public_keys()  # what is wrong is refused before anything starts
+    folder.public_keys()  # refuses missing and equal keys before anything starts
     with folder.writing():
         folder.write_offer()
     check_crosses(folder.plan.config(), folder.plan.classes)
-    told = folder.path / ERROR
+    error_file = folder.path / ERROR
     with locked(folder.path), _superlink(folder, display), _open_port(folder) as proxy:
-        told.unlink(missing_ok=True)  # of an earlier start: while another one runs it is that one's
+        error_file.unlink(missing_ok=True)  # left by an earlier start; the lock says that none is running
         _register(folder, display)
         command = ["flwr", "run", str(folder.path / "app"), LINK, "--stream"]
         command += ["--run-config", f"folder={json.dumps(str(folder.path))}"]
@@ -55,7 +55,7 @@ def start(folder: FederationFolder, display: Display) -> None:
             except BaseException:
                 process.kill()
                 raise
-    if cause := stored_text(told).strip() if told.exists() else "":  # none where the disk was full
+    if cause := stored_text(error_file).strip() if error_file.exists() else "":  # no file on a full disk
         raise UserError(cause)
     if not (folder.run / "result.json").exists():
         raise UserError(
@@ -65,7 +65,7 @@ def start(folder: FederationFolder, display: Display) -> None:
 
 @contextmanager
 def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
-    """Runs Flower's SuperLink for a block, on this machine alone."""
+    """Runs Flower's SuperLink for a block; only this machine can reach it."""
     command = [
         "flower-superlink", "--host", "127.0.0.1", "--port", str(folder.link),
         "--database", str(folder.path / "superlink.db"), "--ssl-ca-certfile", str(folder.path / "ca.crt"),
@@ -77,7 +77,7 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
         display.note("the SuperLink of a coordinator that was killed was still running, and has been ended")
     if _listening(folder.link):
         raise UserError(f"port {folder.link} is in use; change link in {folder.file}")
-    with (folder.path / "superlink.log").open("wb") as log:  # of this start alone: it may be long
+    with (folder.path / "superlink.log").open("wb") as log:  # written anew at each start: it may get long
         try:
             process = subprocess.Popen(  # noqa: S603
                 command,
@@ -92,9 +92,9 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
             ) from None
         try:
             remember(folder.path, process.pid)
-            end = time.monotonic() + _READY_S
+            deadline = time.monotonic() + _READY_S
             while not _listening(folder.link):
-                if process.poll() is not None or time.monotonic() > end:
+                if process.poll() is not None or time.monotonic() > deadline:
                     raise UserError(
                         f"Flower's SuperLink did not start; it says why in {folder.path / 'superlink.log'}"
                     )
@@ -112,7 +112,7 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
 
 @contextmanager
 def _open_port(folder: FederationFolder) -> Iterator[uvicorn.Server]:
-    """Lets sites in for a block."""
+    """Runs the open port, through which sites come in, for a block; yields its server."""
     if _listening(folder.port):
         raise UserError(f"port {folder.port} is in use; change port in {folder.file}")
     Signals(folder.path).clear()
@@ -133,51 +133,54 @@ def _open_port(folder: FederationFolder) -> Iterator[uvicorn.Server]:
 def _follow(
     folder: FederationFolder, process: subprocess.Popen[bytes], proxy: uvicorn.Server, display: Display
 ) -> None:
-    """Waits for the run's end; registers keys and takes certificates that come meanwhile."""
-    certificate, told = (folder.path / "server.pem").stat().st_mtime, ""
+    """Waits for the run's end; meanwhile registers new keys, and gives the open port a renewed certificate."""
+    certificate_time, last_warning = (folder.path / "server.pem").stat().st_mtime, ""
     while process.poll() is None:
         time.sleep(_FOLLOW_S)
         try:
             _register(folder.again(), display)
-            if (renewed := (folder.path / "server.pem").stat().st_mtime) != certificate:
-                certificate = renewed
+            if (renewed := (folder.path / "server.pem").stat().st_mtime) != certificate_time:
+                certificate_time = renewed
                 proxy.config.ssl.load_cert_chain(folder.path / "server.pem", folder.path / "server.key")
                 display.note("the open port has the renewed certificate")
         except (UserError, OSError) as error:
-            if str(error) != told:
-                display.warn(told := str(error))
+            if str(error) != last_warning:
+                display.warn(last_warning := str(error))
 
 
 def _register(folder: FederationFolder, display: Display) -> None:
-    """Registers new keys at the SuperLink. It keeps those of others, which the open port does not let in any more."""
-    known = folder.path / _REGISTERED
-    marks = stored_text(known).split("\n") if known.exists() else []
-    for name, mark in folder.fingerprints().items():
-        if mark in marks:
+    """Registers new keys at the SuperLink.
+
+    Keys that were removed stay registered there, but the open port refuses them.
+    """
+    registered = folder.path / _REGISTERED
+    fingerprints = stored_text(registered).split("\n") if registered.exists() else []
+    for name, fingerprint in folder.fingerprints().items():
+        if fingerprint in fingerprints:
             continue
         command = ["flwr", "supernode", "register", str(folder.path / "keys" / f"{name}.pub"), LINK]
         command += ["--name", name]
         done = subprocess.run(command, env=_environment(folder), capture_output=True, text=True, check=False)  # noqa: S603
-        said = " ".join((done.stdout + done.stderr).split())
-        if done.returncode and "already in use" not in said:
-            raise UserError(f"'{' '.join(command[:4])}' failed: {said[-300:]}")
-        marks.append(mark)
-        with known.open("a") as file:
-            file.write(f"{mark}\n")
-        display.note(f"site {name} is let in: {mark}")
+        output = " ".join((done.stdout + done.stderr).split())
+        if done.returncode and "already in use" not in output:
+            raise UserError(f"'{' '.join(command[:4])}' failed: {output[-300:]}")
+        fingerprints.append(fingerprint)
+        with registered.open("a") as file:
+            file.write(f"{fingerprint}\n")
+        display.note(f"site {name} is let in: {fingerprint}")
 
 
 def _environment(folder: FederationFolder) -> Mapping[str, str]:
-    """Returns the environment of Flower's commands: its files in the folder, no telemetry, this Python first."""
-    own = {
+    """Returns the environment of Flower's commands: files in the folder, no telemetry, this Python first."""
+    added = {
         MARK: str(folder.path),
         "FLWR_HOME": str(folder.path / "flower"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_LOG_LEVEL": "WARNING",  # else its log grows by a line for each request that a site cares to make
+        "FLWR_LOG_LEVEL": "WARNING",  # at a lower level the log grows by a line for each request of a site
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
-    return {**os.environ, **own}
+    return {**os.environ, **added}
 
 
 def _listening(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""A coordinator's folder: what its operator says of a federation, certificates, and the keys of its sites."""
+"""A coordinator's folder: the operator's settings of a federation, certificates, and the public keys of the sites."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.overrides import check_overrides
 
 SECTIONS = ("cache", "fabric", "public", "tracking")
-"""Sections that a coordinator sets for itself; all else is the federation's, and the same at all sites."""
+"""Sections that a coordinator sets for itself; all others belong to the federation and are the same at all sites."""
 
 LINK = "coordinator"
-"""Flower's name of this SuperLink."""
+"""Name of this SuperLink in Flower's configuration."""
 
 _OWN = ("keys", "app", "flower", "signed_off", "registered")
-"""Names of this folder's own folders and files that a run's could be called, too."""
+"""Names of files and folders in this folder that a run's folder must not have."""
 
 _LONGEST_S = 30 * 24 * 3600
-"""Longest timeout: what a request waits for, Flower keeps so long."""
+"""Longest timeout: Flower keeps a message for as long as its timeout says."""
 
-# Flower's app bundle: the names of this package's parts, and no code.
+# Flower's app bundle: it names parts of the installed package and holds no code.
 _APP = """\
 [project]
 name = "lit-fedad"
@@ -61,10 +61,10 @@ class FederationFolder(SettingsFolder):
     Attributes:
         host: Name or address by which sites reach it.
         port: Its open port.
-        link: Port of the SuperLink, on this machine alone.
+        link: Port of the SuperLink, which only this machine can reach.
         sites: Names of the sites, in the order of their client numbers.
-        overrides: The federation's configuration; with ``own`` and ``classes``, see `Plan`.
-        timeout: Longest exchange in seconds: who has not answered then has failed.
+        overrides: The federation's configuration; for this, ``own`` and ``classes`` see `Plan`.
+        timeout: Longest exchange in seconds: a site that has not answered by then has failed.
         out: Name of the run's folder below this one: another name begins another run, with the same keys.
     """
 
@@ -88,7 +88,7 @@ class FederationFolder(SettingsFolder):
         """
         folder = cls(path.absolute(), **given)
         with folder.writing(new=True):
-            folder.make()  # Flower's database holds what sites have sent
+            folder.make()  # for this account alone: Flower's database holds what sites have sent
             for inner in ("keys", "app", "flower"):
                 (path / inner).mkdir(exist_ok=True)
             write_certificates(path, folder.host)
@@ -97,7 +97,7 @@ class FederationFolder(SettingsFolder):
         return folder
 
     def renew(self) -> None:
-        """Issues the certificates again, for ten more years; sites go on with the ``ca.crt`` that they have.
+        """Issues the certificates again, for ten more years; the ``ca.crt`` that the sites have stays valid.
 
         Raises:
             UserError: If they cannot be written.
@@ -144,16 +144,19 @@ class FederationFolder(SettingsFolder):
 
     @property
     def detector(self) -> str:
-        """Where the trained detector lies, as ``predict`` takes it: here, or with each site where models stay there."""
+        """Where ``predict`` finds the trained detector: in the run's folder, or at each site if models stay there."""
         result = RunFolder(self.run).result() or {}
         return "SITE/detectors/RUN" if result.get("models_stay") else str(self.run)
 
     def advised(self, text: str) -> str:
-        """Gives a text about a run the advice that helps here, in the place of keys that `train` alone has."""
+        """Replaces the advice in a text to set keys that only `train` has by what a coordinator can do."""
         return text.replace(ANEW, f"give the new run another name, as out in {self.file}")
 
     def again(self) -> FederationFolder:
-        """Reads the settings again, which may name more sites now, after the others; these where they do not."""
+        """Returns these settings with the sites that the file has added at the end since it was read.
+
+        If the file is invalid, or has changed other sites, returns these settings as they are.
+        """
         try:
             sites = self.open(self.path).sites
         except UserError:
@@ -162,12 +165,12 @@ class FederationFolder(SettingsFolder):
 
     @property
     def plan(self) -> Plan:
-        """What the run is."""
+        """The plan of the run, which `coordinate` takes."""
         own = ["tracking=mlflow", *self.own]
         return Plan(self.overrides, self.sites, str(self.run), own, self.classes)
 
     def write_offer(self) -> None:
-        """Writes what follows from the settings: what sites are offered, and Flower's own settings.
+        """Writes the files that follow from the settings: the offer to sites, and Flower's own configuration.
 
         Raises:
             OSError: If it cannot be written.
@@ -179,10 +182,12 @@ class FederationFolder(SettingsFolder):
         )
 
     def public_keys(self) -> dict[int, bytes]:
-        """Reads the sites' public keys by client; once a run has begun, a site without its own is left out.
+        """Reads the sites' public keys, by client number.
+
+        Once a run has begun, a site whose key is missing, invalid or another site's is left out.
 
         Raises:
-            UserError: If one is missing before the run has begun, or two sites have the same.
+            UserError: If there is such a site before the run has begun.
         """
         owners = dict[bytes, int]()
         begun = (self.run / ENROLLED).exists()
@@ -198,6 +203,6 @@ class FederationFolder(SettingsFolder):
         return {client: key for key, client in owners.items()}
 
     def fingerprints(self) -> dict[str, str]:
-        """Returns the fingerprint of every site's key; of those that are there."""
+        """Returns the fingerprints of the sites' keys by name, for those sites whose key is there."""
         paths = {name: self.path / "keys" / f"{name}.pub" for name in self.sites}
         return {name: fingerprint(path) for name, path in paths.items() if path.exists()}

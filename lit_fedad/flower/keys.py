@@ -1,4 +1,4 @@
-"""Keys and certificates: the pair that a site is known by, and the authority that vouches for the coordinator."""
+"""Keys and certificates: the key pair that identifies a site, and the authority that vouches for the coordinator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Reads a site's private key.
 
     Raises:
-        UserError: If the file is missing, or holds no such key.
+        UserError: If the file is missing, or holds no private key of an elliptic curve.
     """
     advice = "private key; make one: lit-fedad site init"
     return _read(
@@ -61,10 +61,10 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_public_key(path: Path) -> bytes:
-    """Reads a site's public key as Flower knows it.
+    """Reads a site's public key, and returns it in Flower's form (PEM).
 
     Raises:
-        UserError: If the file is missing, or holds no such key.
+        UserError: If the file is missing, or holds no public key of an elliptic curve.
     """
     advice = "public key; put there the key.pub of that site"
     key = _read(path, serialization.load_ssh_public_key, ec.EllipticCurvePublicKey, advice)
@@ -83,34 +83,36 @@ def fingerprint(path: Path) -> str:
 
 
 CLOCK = "X-Lit-Fedad-Clock"
-"""Header in which a site that is refused for its clock is told the coordinator's."""
+"""Header with the coordinator's time, in the answer to a site that is refused because its clock is wrong."""
 
 
 class Authenticator:
-    """The keys of a folder, whose sites may come in at the open port, and nobody else.
+    """Checks that requests at the open port are signed with a key from a folder.
 
-    Flower's SuperLink checks the same signature, after it has read the whole request. This is before any of it is read.
+    Flower's SuperLink checks the same signature, but after it has read the whole request. This check needs the headers
+    alone, so no body of a stranger is read.
 
     Args:
-        folder: Folder of ``NAME.pub`` files; what is removed there is refused from then on.
+        folder: Folder of ``NAME.pub`` files. A key that is removed there is refused from then on.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def known(self) -> set[bytes]:
-        """Returns the keys that are there now; a file that holds none is none."""
-        found = set()
+        """Returns the keys that the folder holds now; files without a valid key are passed over."""
+        keys = set()
         for path in self.folder.glob("*.pub"):
             with suppress(UserError):
-                found.add(read_public_key(path))
-        return found
+                keys.add(read_public_key(path))
+        return keys
 
     def check(self, headers: Mapping[str, str]) -> tuple[bytes, bool]:
-        """Checks who sends a request.
+        """Checks by its headers which site sends a request.
 
         Returns:
-            The key, empty for nobody's; and whether the site's clock is right.
+            The site's public key, empty if the request is not signed with a key of the folder; and whether the time of
+            the signature is close enough to this machine's.
         """
         try:
             key = base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
@@ -119,23 +121,23 @@ class Authenticator:
             age = (
                 datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(stamp)
             ).total_seconds()
-            # Texts of one key may differ in spaces.
-            own = {b"".join(one.split()): one for one in self.known()}.get(b"".join(key.split()), b"")
-            public = serialization.load_pem_public_key(own)
-            assert isinstance(public, ec.EllipticCurvePublicKey)  # as all that `known` returns
+            # Two texts of the same key may differ in white space.
+            pem = {b"".join(text.split()): text for text in self.known()}.get(b"".join(key.split()), b"")
+            public = serialization.load_pem_public_key(pem)
+            assert isinstance(public, ec.EllipticCurvePublicKey)  # like all keys that `known` returns
             public.verify(signature, stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
         except (KeyError, ValueError, TypeError, UnicodeError, binascii.Error, InvalidSignature):
             return b"", True
-        return own, -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+        return pem, -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
 
 def write_certificates(folder: Path, host: str) -> None:
     """Makes an authority (``ca.crt``, ``ca.key``) and the certificate of a host (``server.pem``, ``server.key``).
 
-    An authority that is there keeps its key, so that who trusts its earlier certificate trusts the new ones.
+    If the folder has an authority, its key is kept: sites that trust its earlier certificate trust the new ones too.
 
     Args:
-        folder: Where they are written.
+        folder: Folder to which the four files are written.
         host: Name or address by which sites reach the coordinator; 127.0.0.1 and localhost are added.
 
     Raises:
@@ -144,7 +146,7 @@ def write_certificates(folder: Path, host: str) -> None:
     authority = _authority(folder / "ca.key")
     server = ec.generate_private_key(ec.SECP384R1())
     issuer = _name("lit_fedad federation")
-    own = _certificate(issuer, issuer, authority.public_key()).add_extension(
+    of_authority = _certificate(issuer, issuer, authority.public_key()).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
     names = list(dict.fromkeys([host, "localhost", "127.0.0.1"]))
@@ -156,7 +158,9 @@ def write_certificates(folder: Path, host: str) -> None:
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
         )
     )
-    own = own.add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+    of_authority = of_authority.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
+    )
     for name, key in (("ca.key", authority), ("server.key", server)):
         write_secret(
             folder / name,
@@ -164,7 +168,7 @@ def write_certificates(folder: Path, host: str) -> None:
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ),
         )
-    for name, builder in (("ca.crt", own), ("server.pem", of_server)):
+    for name, builder in (("ca.crt", of_authority), ("server.pem", of_server)):
         signed = builder.sign(authority, hashes.SHA384())
         (folder / name).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
@@ -176,14 +180,14 @@ def _authority(path: Path) -> ec.EllipticCurvePrivateKey:
     return _read(path, load, ec.EllipticCurvePrivateKey, "private key; restore it from a copy")
 
 
-def _read(path: Path, load: Callable[[bytes], Any], kind: type[K], what: str) -> K:
-    """Reads a key of an elliptic curve; `what` tells what it should be, and what to do where it is not."""
+def _read(path: Path, load: Callable[[bytes], Any], kind: type[K], advice: str) -> K:
+    """Reads a key of an elliptic curve; `advice` ends the error message: which key it should be, and what to do."""
     try:
         key = load(given_bytes(path))
     except (OSError, ValueError, TypeError, NotImplementedError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{path}: holds no {what}") from error
+        raise UserError(f"{path}: holds no {advice}") from error
     if not isinstance(key, kind):
-        raise UserError(f"{path}: is of no elliptic curve, and no {what}")
+        raise UserError(f"{path}: is of no elliptic curve, and no {advice}")
     return key
 
 

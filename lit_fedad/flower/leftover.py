@@ -1,6 +1,6 @@
-"""What a coordinator leaves running where it is killed: Flower's SuperLink, and the run that this started.
+"""Processes that go on when a coordinator is killed: Flower's SuperLink, and the run that the SuperLink started.
 
-They are processes of sessions of their own, which go on without who began them, and hold port and run.
+They are in process sessions of their own, so they outlive the coordinator, and keep the port and the run occupied.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.processes import began, is_same
 
 MARK = "LIT_FEDAD_COORDINATOR"
-"""Variable in the environment of all that a coordinator starts, and of what that starts: the coordinator's folder."""
+"""Environment variable that holds the coordinator's folder; all processes that a coordinator starts inherit it."""
 
 _FILE = "superlink.json"
-_GRACE_S = 10
+_GRACE_S = 10  # seconds for a process to end after a signal
 _CLOCK_S = 60.0
-"""How far a clock that is set moves the time at which the machine was started."""
+"""Largest difference between two readings of the boot time of one start: it shifts when the clock is set."""
 
 
 def remember(folder: Path, pid: int) -> None:
-    """Writes down the first process of a session that was just started."""
-    noted = {"pid": pid, "began": began(pid), "booted": psutil.boot_time()}
+    """Writes down the first process of a session that was just started, for `end_leftover`."""
+    leader = {"pid": pid, "began": began(pid), "booted": psutil.boot_time()}
     with atomic(folder / _FILE) as partial:
-        partial.write_text(json.dumps(noted))
+        partial.write_text(json.dumps(leader))
 
 
 def end_leftover(folder: Path) -> bool:
-    """Ends what is left of the session that `remember` wrote down, and processes with the folder's `MARK`.
+    """Ends the processes left of the session that `remember` wrote down, and those with the folder's `MARK`.
 
     Returns:
-        Whether any were.
+        Whether there were any.
 
     Raises:
         UserError: If the file cannot be read.
@@ -46,47 +46,52 @@ def end_leftover(folder: Path) -> bool:
     if not path.exists():
         return False
     try:
-        noted = plain_json(stored_text(path))
-        pid, since, booted = int(noted["pid"]), float(noted["began"]), float(noted["booted"])
+        leader = plain_json(stored_text(path))
+        pid, began_at, booted = int(leader["pid"]), float(leader["began"]), float(leader["booted"])
         if not 0 < pid < 1 << 31:
             raise ValueError("no number of a process")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
     restarted = abs(psutil.boot_time() - booted) > _CLOCK_S
-    left = [] if restarted else _session(pid, since, folder)
-    for process in left:
+    leftover = [] if restarted else _session(pid, began_at, folder)
+    for process in leftover:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(left, _GRACE_S)
+    _, alive = psutil.wait_procs(leftover, _GRACE_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, _GRACE_S)
     path.unlink()
-    return bool(left)
+    return bool(leftover)
 
 
-def _session(pid: int, since: float, folder: Path) -> list[psutil.Process]:
-    """Lists the processes of a session, and those in sessions of their own that they have started.
+def _session(pid: int, began_at: float, folder: Path) -> list[psutil.Process]:
+    """Lists the running processes of a session, those with the folder's `MARK`, and the children of both.
 
-    Also where the first has ended: until all of the session have, nobody gets its number. What is in another session
-    then, as Flower's ServerApp, is known by its `MARK`.
+    The session is found even if its first process has ended: the system reuses its number only once the whole session
+    has ended. Processes in sessions of their own, such as Flower's ServerApp, are then known by their `MARK`.
+
+    Args:
+        pid: Number of the session and of its first process.
+        began_at: When that process began: one that began at another time has got its number since.
+        folder: The coordinator's folder.
     """
-    another = False
+    reused = False
     with contextlib.suppress(psutil.NoSuchProcess):
-        another = not is_same(pid, since)
-    found: set[psutil.Process] = set()
+        reused = not is_same(pid, began_at)
+    processes: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
-            own = os.getsid(process.pid) == pid and not another
-            if own or process.environ().get(MARK) == str(folder):
-                found |= {process, *process.children(recursive=True)}
+            in_session = os.getsid(process.pid) == pid and not reused
+            if in_session or process.environ().get(MARK) == str(folder):
+                processes |= {process, *process.children(recursive=True)}
         except (OSError, psutil.Error):
             continue
-    return [process for process in found if _lives(process)]
+    return [process for process in processes if _is_running(process)]
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

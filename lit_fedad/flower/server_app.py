@@ -1,4 +1,4 @@
-"""The app that Flower runs at the coordinator: one run over sites, whose folder its configuration names."""
+"""The app that Flower runs at the coordinator: one run over sites. Its configuration names the coordinator's folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lit_fedad.sites.coordinator import coordinate
 app = ServerApp()
 
 nothing = ClientApp()
-"""What a stock SuperNode would load: it answers nothing. Sites of lit_fedad load no app."""
+"""The client app that Flower's own SuperNode would load: it answers nothing. Sites of lit_fedad load no app."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Runs a federation until its end; what ends it early is left in its folder."""
+    """Runs a federation until its end; if it ends early, writes the cause to `ERROR` in the coordinator's folder."""
     folder = FederationFolder.open(Path(str(context.run_config["folder"])))
     display = Display()
     with plain_warnings(display):
@@ -32,14 +32,14 @@ def main(grid: Grid, context: Context) -> None:
             carrier = GridCarrier(grid, folder, display)
             coordinate(folder.plan, carrier, present=carrier.present)
         except (UserError, httpx.HTTPError) as error:
-            # Flower would print a traceback; the command that started the run reads this, and says it in one line.
-            told = folder.advised(str(error))
+            # Flower would print a traceback. The command that started the run reads this file and prints one line.
+            cause = folder.advised(str(error))
             if isinstance(error, httpx.HTTPError):
-                told = (
+                cause = (
                     f"Flower's SuperLink failed ({first_line(error)}); has the disk of {folder.path} room? What it"
                     f" says: {folder.path / 'superlink.log'}; the same command continues"
                 )
             try:
-                (folder.path / ERROR).write_text(told)
-            except OSError:  # a full disk, of which the text tells
-                display.error(told)
+                (folder.path / ERROR).write_text(cause)
+            except OSError:  # the disk is full, which the text says
+                display.error(cause)

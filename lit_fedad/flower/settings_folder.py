@@ -1,4 +1,4 @@
-"""A folder with an operator's settings in YAML: of a coordinator, or of a site."""
+"""A folder with an operator's settings in YAML: the common part of a coordinator's folder and a site's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_fedad.core.files import atomic, given_bytes, told_unwritable
 from lit_fedad.core.plain_values import plain_yaml
 
 NAME = re.compile(r"\w[\w-]{0,63}")
-"""What names of sites and runs look like, which become names of files."""
+"""Form of the names of sites and runs, which become names of files."""
 
 _FORMS: Mapping[str, tuple[type, str]] = {
     "str": (str, "a text, in quotes"),
@@ -26,23 +26,23 @@ _FORMS: Mapping[str, tuple[type, str]] = {
     "Sequence[str]": (list, "a list of words"),
     "Mapping[str, Any]": (dict, "names with their values"),
 }
-"""What a setting of a declared type is in YAML, and what it is called."""
+"""By a setting's declared type: the Python type that YAML must give, and what an error message calls it."""
 
 
 @dataclass(frozen=True)
 class SettingsFolder:
-    """A folder with settings: the fields of a subclass.
+    """A folder with a file of settings, which are the fields of a subclass.
 
     Attributes:
         path: The folder.
     """
 
-    holds: ClassVar[str]  # as the command is called that makes it
+    holds: ClassVar[str]  # name of the command that makes the folder, and of its file of settings
     path: Path
 
     @property
     def file(self) -> Path:
-        """The file of the settings."""
+        """The file with the settings."""
         return self.path / f"{self.holds}.yaml"
 
     @classmethod
@@ -50,7 +50,7 @@ class SettingsFolder:
         """Reads a folder that `create` wrote.
 
         Raises:
-            UserError: If it holds no such settings, or one is invalid.
+            UserError: If the folder holds no such settings, or a setting is invalid.
         """
         file = path / f"{cls.holds}.yaml"
         try:
@@ -68,18 +68,18 @@ class SettingsFolder:
 
     @classmethod
     def _typed(cls, content: object) -> dict[str, Any]:
-        """Returns the settings that a file holds, each of its declared type.
+        """Returns the settings in a file's content, each converted to its declared type.
 
         Raises:
-            ValueError: If one is missing, unknown or of another type; it names the key.
+            ValueError: If a setting is missing, unknown or of another type; the message names its key.
         """
         known = {f.name: f for f in fields(cls) if f.name != "path"}
         if not isinstance(content, dict):
             raise ValueError("give names with their values")
         if unknown := [name for name in content if name not in known]:
             raise ValueError(f"there is no {unknown[0]}; choose among {', '.join(known)}")
-        for name, one in known.items():
-            if name not in content and one.default is one.default_factory is MISSING:
+        for name, setting in known.items():
+            if name not in content and setting.default is setting.default_factory is MISSING:
                 raise ValueError(f"{name} is missing")
         return {name: _value(value, str(known[name].type), name) for name, value in content.items()}
 
@@ -91,25 +91,25 @@ class SettingsFolder:
         """
 
     def make(self) -> None:
-        """Makes the folder, or one that is there, its account's alone: what it holds tells of images.
+        """Makes the folder where it is missing, and lets only this account read it: its content tells of images.
 
         Raises:
             OSError: If it cannot be made.
         """
         self.path.mkdir(0o700, parents=True, exist_ok=True)
-        with suppress(PermissionError):  # of a mounted one, which may be another account's
+        with suppress(PermissionError):  # a mounted folder may belong to another account
             self.path.chmod(0o700)
 
     @contextmanager
     def writing(self, new: bool = False, **more: Any) -> Iterator[None]:
-        """Tells in one line what cannot be written in a block, after which the settings of a new folder are written.
+        """Turns an error of writing in a block into one line; after the block, writes the settings of a new folder.
 
         Args:
             new: Whether the folder is a new one.
-            **more: Values in the place of the settings'.
+            **more: Values to write for some settings instead of this object's.
 
         Raises:
-            UserError: If something cannot be written, or what should be new is there or has an invalid setting.
+            UserError: If something cannot be written, or if a new folder holds settings already or has an invalid one.
         """
         if new:
             self.check()
@@ -119,12 +119,12 @@ class SettingsFolder:
             yield
             if new:
                 content = {name: value for name, value in (asdict(self) | more).items() if name != "path"}
-                with atomic(self.file, durable=True) as partial:  # half of it would be taken for a whole one
+                with atomic(self.file, durable=True) as partial:  # half a file could pass as a whole one
                     partial.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 def _value(value: Any, declared: str, name: str) -> Any:
-    """Reads a value of a declared type; YAML takes some texts for whole numbers."""
+    """Converts a value from YAML, which reads some texts as whole numbers, to its setting's declared type."""
     if value is None and declared.endswith(" | None"):
         return None
     kind, what = _FORMS[declared.removesuffix(" | None")]

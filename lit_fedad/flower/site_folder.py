@@ -1,4 +1,4 @@
-"""A site's folder: its key, the coordinator's authority, and where its images are."""
+"""A site's folder: its keys, the certificate of the coordinator's authority, and settings that say where images are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lit_fedad.sites.site import AUDIT, Site
 from lit_fedad.sites.states import FILES
 
 _ENDS_S = 60.0
-"""How long a process that was told to end may take, in seconds."""
+"""How long an earlier process of the site that was told to end may take, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class SiteFolder(SettingsFolder):
 
     Attributes:
         address: The coordinator's host and port.
-        stages: Products of each stage in which images come, joined by ``+``; of none where all are there at once.
-        policy: What may leave the site (`Policy`); all else is as in `SiteSettings`.
+        stages: Products of each stage in which images arrive, joined by ``+``; empty if all images are there at once.
+        policy: What may leave the site (`Policy`). `SiteSettings` explains the other settings.
     """
 
     holds: ClassVar[str] = "site"
@@ -59,10 +59,15 @@ class SiteFolder(SettingsFolder):
 
     @classmethod
     def create(cls, path: Path, authority: Path, **given: Any) -> tuple[SiteFolder, str]:
-        """Writes settings and a key pair to a new folder.
+        """Writes settings, key pairs and the authority's certificate to a new folder.
+
+        Args:
+            path: The folder.
+            authority: File with the certificate of the coordinator's authority.
+            **given: The settings.
 
         Returns:
-            The folder, and the fingerprint of its key.
+            The folder, and the fingerprint of its public key.
 
         Raises:
             UserError: If the folder holds a site, or a setting is invalid.
@@ -74,21 +79,21 @@ class SiteFolder(SettingsFolder):
                     raise UserError(
                         f"ca={authority}: no such file; the coordinator's operator gives it to you"
                     )
-            compose([*folder.data])  # a misspelt key is told now, and not when the coordinator asks
+            compose([*folder.data])  # reports a misspelt key now, not only when the coordinator asks
             folder.make()
-            (path / "ca.crt").write_bytes(given_bytes(authority))  # which may lie there already
+            (path / "ca.crt").write_bytes(given_bytes(authority))  # perhaps the same file: read first
             write_sum_key(path, folder.name)
             fingerprint = write_site_key(path)
         return folder, fingerprint
 
     def renew(self, sums: bool) -> str:
-        """Makes a new key pair in the place of the old one; the coordinator knows the old one until it has the new.
+        """Replaces the key pair by a new one; the coordinator lets in the old key until its operator has the new one.
 
         Args:
-            sums: Whether the keys for secure sums are renewed instead.
+            sums: Whether to renew the key pair for secure sums instead.
 
         Returns:
-            The fingerprint of the public key, or the line of the registry.
+            The fingerprint of the public key; for secure sums, the site's line for the registry of keys.
 
         Raises:
             UserError: If it cannot be written.
@@ -121,10 +126,10 @@ class SiteFolder(SettingsFolder):
 
     @property
     def settings(self) -> SiteSettings:
-        """What the site's process is told.
+        """The settings of the site's process.
 
         Raises:
-            UserError: If it has a registry that cannot be used.
+            UserError: If the folder has a registry of keys that cannot be used.
         """
         own = [f"cache.folder={self.path / 'cache'}", *self.own]
         return SiteSettings(
@@ -142,7 +147,7 @@ class SiteFolder(SettingsFolder):
 
     @property
     def authority(self) -> str:
-        """Fingerprint of the authority that vouches for the coordinator."""
+        """Fingerprint of the authority that vouches for the coordinator, shortened."""
         try:
             return "SHA256:" + hashlib.sha256((self.path / "ca.crt").read_bytes()).hexdigest()[:16]
         except OSError:
@@ -150,18 +155,18 @@ class SiteFolder(SettingsFolder):
 
     @property
     def log(self) -> ChainedLog:
-        """Returns the site's log: what was asked, and what was answered."""
+        """Returns the site's log of requests and replies."""
         return ChainedLog(self.path / AUDIT)
 
     def offer(self, file: str | None) -> Offer:
-        """Returns the federation that the site has refused last, or that of a file."""
+        """Reads the offer of a federation from a file, by default that which the site has refused last."""
         return Offer.read(Path(file) if file else self.path / OFFERED)
 
     def clean(self, run: str) -> bool:
         """Removes the states of a run; returns whether there were any.
 
         Raises:
-            UserError: If the site is running: it would go on with states that are gone.
+            UserError: If the site is running, since it could need the states that are removed.
         """
         folder = self.path / "states" / run
         with locked(self.path):
@@ -172,51 +177,52 @@ class SiteFolder(SettingsFolder):
 
     @property
     def ledger(self) -> Ledger:
-        """Returns what the site has spent of its privacy."""
+        """Returns the ledger of the privacy that the site has spent."""
         return Ledger(self.path / LEDGER, self.epsilon)
 
     def reports(self) -> list[Path]:
-        """Returns the pages that runs have left here, of test images."""
+        """Returns the reports on test images that runs have left here."""
         return sorted((self.path / "reports").glob("*/report.md"))
 
     def detectors(self) -> list[Path]:
-        """Returns the folders of the site's own detectors, of runs whose models stay at the sites."""
+        """Returns the folders of the site's detectors, which come from runs whose models stay at the sites."""
         return sorted(path.parent for path in (self.path / "detectors").glob("*/result.json"))
 
     def runs(self) -> dict[str, int]:
         """Returns the last step of every run that left a state here."""
-        found = {}
+        last_steps = {}
         for folder in sorted((self.path / "states").glob("*")):
             steps = [int(path.stem) for path in folder.glob(FILES)]
-            found[folder.name] = max(steps, default=0)
-        return found
+            last_steps[folder.name] = max(steps, default=0)
+        return last_steps
 
 
 def bound_memory() -> None:
-    """Has what is more than the machine's memory fail, and with it one request: else the system ends the process.
+    """Limits this process to the machine's memory, on Linux without a GPU.
 
-    A coordinator chooses sizes of images and networks. Graphics processors need more addresses than memory.
+    A coordinator chooses the sizes of images and networks. With the limit, too large an allocation fails, and with it
+    one request; without it, the system would end the process. A GPU needs more address space than there is memory.
     """
     if sys.platform == "linux" and not torch.cuda.is_available():
         import resource
 
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (psutil.virtual_memory().total, most))
+        hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (psutil.virtual_memory().total, hard_limit))
 
 
 def start(folder: SiteFolder, display: Display) -> None:
     """Answers the coordinator's requests until the process is ended.
 
     Raises:
-        UserError: If the coordinator refuses the site, or is not who it should be, or another process answers.
+        UserError: If the coordinator refuses the site or its certificate is not valid, or if another process answers.
     """
 
-    def dated(line: str) -> None:
-        """Prints a line with the time, as those of requests have it."""
+    def note_with_time(line: str) -> None:
+        """Prints a line with the time, like the lines about requests."""
         display.note(f"{time.strftime(TIME, time.gmtime())} {line}")
 
     site = Site(folder.settings, display)
     bound_memory()
-    with locked(folder.path, _ENDS_S):  # two processes would each spend what the ledger has left
+    with locked(folder.path, _ENDS_S):  # two processes would each spend the rest of the privacy budget
         site.tidy()
-        answer_requests(folder.address, folder.path, site, dated)
+        answer_requests(folder.address, folder.path, site, note_with_time)
