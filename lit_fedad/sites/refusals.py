@@ -1,4 +1,7 @@
-"""Why a site does not answer: a number of a fixed list, and numbers. Nothing else of an error leaves the site."""
+"""Codes of the reasons why a site does not answer.
+
+A code and the few numbers that belong to it are all that leaves the site of an error.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ MOST_NUMBERS = 4
 
 
 class Code(IntEnum):
-    """What was wrong, and what a coordinator's operator reads of it.
+    """What was wrong, with the text that the coordinator's operator reads.
 
-    Numbers are those of the wire: a new one is added at the end.
+    Messages hold the codes as numbers, so these never change: a new code is added at the end.
     """
 
     text: str
 
     def __new__(cls, number: int, text: str = "") -> Code:
-        """Builds a code of a number and a text."""
+        """Builds a code from its number and its text, in which ``{0}`` stands for the first number that is sent."""
         code = int.__new__(cls, number)
         code._value_, code.text = number, text
         return code
@@ -114,17 +117,17 @@ class RefusalError(UserError):
     Args:
         code: What was wrong.
         *numbers: The numbers that belong to it.
-        detail: What the site's own operator reads beside it; never sent.
+        detail: What the site's own operator reads in addition; it is never sent.
     """
 
     def __init__(self, code: Code, *numbers: float, detail: str = "") -> None:
         self.code, self.numbers = code, numbers[:MOST_NUMBERS]
-        told = text_of(code, self.numbers)
-        super().__init__(f"{told} ({detail})" if detail else told)
+        text = text_of(code, self.numbers)
+        super().__init__(f"{text} ({detail})" if detail else text)
 
 
 def text_of(code: int, numbers: Sequence[float]) -> str:
-    """Returns what a coordinator's operator reads of a code; of one that this version does not know its number.
+    """Returns what the coordinator's operator reads of a code; names its number if this version does not know it.
 
     Example:
         >>> text_of(Code.STATE, [3])

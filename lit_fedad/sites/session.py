@@ -1,4 +1,4 @@
-"""A site's part in one run: its client, its images, its states, and what may leave of them."""
+"""A site's session in one run: it carries out requests with the site's client, images and states, as policy allows."""
 
 from __future__ import annotations
 
@@ -45,11 +45,16 @@ from lit_fedad.sites.site_part import SitePart
 from lit_fedad.sites.states import States, digest_of
 
 ENROLMENT = counted("numbers of images by product or class, with their names")
-"""What a site tells when it says who it is."""
+"""What a site discloses when it says who it is."""
 
 
 class Session:
-    """A site's part in one run.
+    """A site's session in one run.
+
+    Args:
+        request: Any request of the run.
+        settings: The settings of the site.
+        display: Shows the operator what happens.
 
     Raises:
         RefusalError: If the site takes no part in such a run.
@@ -61,7 +66,7 @@ class Session:
     def __init__(self, request: Request, settings: SiteSettings, display: Display) -> None:
         policy, number = settings.policy, request.client
         self.settings, self.display = settings, display
-        self._check((ENROLMENT,), request)  # a site that does not say who it is takes part in nothing
+        self._check((ENROLMENT,), request)  # a site that may not say who it is takes part in no run
         self.run, self.number, self.classes = request.run, number, request.classes
         config, offered = Offer(request.overrides, request.classes).composed(settings)
         self.approved = Approvals(settings.folder / APPROVED).check(offered)
@@ -89,10 +94,10 @@ class Session:
         self.products: Sequence[str] | None = None
 
     def settle(self, products: Sequence[str]) -> None:
-        """Settles what depends on the products that the model tells apart, and judges what would leave the site.
+        """Builds what depends on the products that the model tells apart, and judges what would leave the site.
 
         Args:
-            products: Names of all sites' products; none before sites have named theirs, or where none are told apart.
+            products: Names of all sites' products; none before sites have named theirs, or if none are told apart.
 
         Raises:
             RefusalError: If the site takes no part in such a run.
@@ -123,9 +128,9 @@ class Session:
         exchanges = part.declared(noise)
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
-        most = max(map(channel.down.largest, specs)) + (LONGEST_SHARES if self.secure else 0)
-        self.largest = min(LARGEST_BLOB, most) if self.products_known else LARGEST_BLOB
-        # Predictions of its test images, and the round and message after which they were made.
+        max_bytes = max(map(channel.down.largest, specs)) + (LONGEST_SHARES if self.secure else 0)
+        self.largest = min(LARGEST_BLOB, max_bytes) if self.products_known else LARGEST_BLOB
+        # Predictions on the test images, after the round and hash of the message with which they were made.
         self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
         self.detector: SiteDetector | None = None
         if not client.predictors.shared:
@@ -134,10 +139,9 @@ class Session:
         self.products, self.prepared = products, False
 
     def prepare(self) -> None:
-        """Builds what answers about images follow from; once, and not before the coordinator asks for one.
+        """Builds the data and the evaluator once, when the coordinator first asks for more than who the site is.
 
-        Features of all images take time, and room on the disk: a site that works with another backbone is told so
-        before.
+        The features of all images take time and disk space: a site with another backbone is refused before that.
         """
         if self.prepared:
             return
@@ -154,16 +158,16 @@ class Session:
         """Carries out a request.
 
         Returns:
-            The reply, and what it tells of images, for the site's log.
+            The reply, and what it discloses of images, for the site's log.
 
         Raises:
-            RefusalError: If the site does not.
+            RefusalError: If the site refuses the request.
         """
         if request.kind == "hello":
-            return Reply(facts=self.facts), _told((ENROLMENT,))
+            return Reply(facts=self.facts), _in_words((ENROLMENT,))
         if not self.products_known:
             raise RefusalError(Code.PRODUCT, detail="the request names none")
-        self.prepare()  # before anything is noted: it may fail
+        self.prepare()  # it may fail, and then nothing must have been noted
         policy = self.settings.policy
         self.claims.begin(
             self.run, self.configuration, self._noised, policy.runs, self.trained, policy.images
@@ -173,23 +177,23 @@ class Session:
             return Reply(payload=self._offer(request)), "keys"
         if request.kind == "reveal":
             return Reply(payload=self._reveal(request.payload)), "shares of keys"
-        # A query after a round comes with the message of the next.
+        # A query after a round comes with the server's message and the number of the next round.
         data = self.data.module.at(request.round - (request.kind == "ask"))
         stage = data.stages[request.client]
         context = Context(self.config["seed"], request.round, request.client, request.exchange, stage)
         envelopes, blob = request.payload[: request.sealed], self._message(request)
         state = self.states.get(request.base)
-        began_from = digest_of(state)  # a step's state may be written again, and the answer with it
-        asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), began_from)
+        start = digest_of(state)  # not its step's number: a step may be repeated, and then has another state
+        asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), start)
         exchange = self._exchange(request, context, asked)
         try:
             self.runner.activate(exchange, context, state, blob)
         except UserError as error:
             raise RefusalError(Code.MESSAGE, detail=str(error)) from error
-        # Only now: nothing was looked at for a message of another form, which takes no answer of its place.
+        # Noted only now: a message of another form has not touched the images, and must not count as answered.
         place = request.round, request.exchange, request.question or request.kind
-        follows_from = [asked.message, began_from, request.numbers, request.names, request.sums]
-        self.claims.answer(self.run, place, hash_of(follows_from))
+        depends_on = [asked.message, start, request.numbers, request.names, request.sums]
+        self.claims.answer(self.run, place, hash_of(depends_on))
         self.states.settle(request.settled, request.base)
         if request.kind == "play":
             if self.noise is not None:
@@ -198,7 +202,7 @@ class Session:
             result = self.runner.play(exchange, data, mask)
             self.states.put(request.step, state_of(self.client))
             scalars = dict(result.scalars) if self.told_scalars and not self._noised else {}
-            return Reply(scalars=scalars, payload=result.blob), _told(disclosed_by(exchange, self.client))
+            return Reply(scalars=scalars, payload=result.blob), _in_words(disclosed_by(exchange, self.client))
         query = self._query(request)
         self._check(query.discloses, request)
         scored = self.part.fewest_scored(request.question)
@@ -206,10 +210,10 @@ class Session:
             raise RefusalError(Code.FEW, scored, policy.images)
         pose_client(self.client, "own", {}, data)
         payload = Link(Plain()).pack(self._answer(query, request, blob), query.spec(), context, "the client")
-        return Reply(payload=payload), _told(query.discloses)
+        return Reply(payload=payload), _in_words(query.discloses)
 
     def _answer(self, query: ClientQuery[Any], request: Request, blob: bytes) -> Message:
-        """Asks the client, and keeps what stays at the site: its detector, predictions and limits."""
+        """Asks the client a query, and stores what stays at the site: detector, predictions, calibration scores."""
         if request.keep:
             state = state_of(self.client)
             self.states.put(request.step, state)
@@ -223,18 +227,18 @@ class Session:
         return query.pack(answer)
 
     def _check(self, disclosed: Disclosures, request: Request) -> None:
-        """Refuses what the policy does not let out."""
+        """Refuses disclosures of kinds that the policy does not let out."""
         for part in disclosed:
             if part.kind.value not in self.settings.policy.allow:
                 raise not_allowed(part, request.round, request.exchange)
 
     @property
     def _noised(self) -> bool:
-        """Whether all that leaves the site holds noise that the site draws, and that hides single images."""
+        """Whether all that leaves the site has noise that the site draws and that hides single images."""
         return self.noise is not None and self.noise.hides
 
     def _message(self, request: Request) -> bytes:
-        """Returns the server's message: that of the request, or of the one before where it is the same."""
+        """Returns the server's message: from this request, or from the one before if the message is the same."""
         if not request.same:
             self.message = request.payload[request.sealed :]
         elif digest(self.message) != request.same:
@@ -242,7 +246,7 @@ class Session:
         return self.message
 
     def _offer(self, request: Request) -> bytes:
-        """Accepts the invitation to a secure sum."""
+        """Accepts the invitation to a secure sum; returns this site's offer."""
         registry = self.settings.key_registry
         if registry is None:
             raise RefusalError(Code.REGISTRY)
@@ -263,17 +267,17 @@ class Session:
         return offer
 
     def _mask(self, exchange: Exchange, envelopes: bytes, place: tuple[int, int, str]) -> Mask | None:
-        """Returns what the message is masked with; in a run of secure sums nothing leaves the site without."""
+        """Returns the mask of the message to send; in a run of secure sums no message leaves the site without."""
         if self.secure is None or not exchange.upload_spec(self.client):
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
         mask = Mask(self.party, self.party.invitation, envelopes)
-        self.place = place  # of what is masked alone: its shares may be asked for after other requests
+        self.place = place  # only set for masked messages: the request for shares may follow other requests
         return mask
 
     def _reveal(self, payload: bytes) -> bytes:
-        """Reveals shares of the sum that the site has last had a part in."""
+        """Reveals this site's shares for the sum to which it has contributed last."""
         if self.party is None:
             raise RefusalError(Code.PART)
         clients = read_survivors(payload)
@@ -286,10 +290,11 @@ class Session:
         return self.party.reveal(payload)
 
     def _exchange(self, request: Request, context: Context, asked: Asked) -> Exchange:
+        """Returns the exchange of a request, with this site's noise around it."""
         exchanges = self.noise.exchanges(self.method, asked) if self.noise else self.method.exchanges
         last = self.config["rounds"] + (request.kind == "ask")
-        within = exchanges.first_round <= request.round <= last
-        if not within or request.exchange >= len(exchanges.of_round(request.round)):
+        has_round = exchanges.first_round <= request.round <= last
+        if not has_round or request.exchange >= len(exchanges.of_round(request.round)):
             raise RefusalError(Code.EXCHANGE, request.round, request.exchange)
         if not request.sums:
             return exchanges.at(context)
@@ -298,6 +303,7 @@ class Session:
         return exchanges.leave_out
 
     def _query(self, request: Request) -> ClientQuery[Any]:
+        """Returns the query of a request's question."""
         if request.question == "scores":
             return self.evaluator
         data = self.data
@@ -323,7 +329,7 @@ class Session:
         return DecisionsQuery(request.names, request.numbers, images, scored, shipped)
 
     def _predictions(self, client: Client, request: Request) -> Predicted:
-        """Returns the predictions of the test images: those that metrics were computed from, or else computes them."""
+        """Returns the predictions on the test images: those behind the metrics of this model, or else new ones."""
         after = request.round, digest(self.message)
         if self.predicted[0] != after:
             self.predicted = after, self.evaluator.predicted(self.evaluator(client, request.client))
@@ -331,13 +337,13 @@ class Session:
         assert predicted is not None
         return predicted
 
-    def _keep(self, part: Callable[[SiteDetector], None]) -> None:
-        """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
+    def _keep(self, write: Callable[[SiteDetector], None]) -> None:
+        """Stores a part of the site's own detector if models stay at the sites; a failure does not end the round."""
         if self.detector is None:
             return
         complete_before = self.detector.complete
         try:
-            part(self.detector)
+            write(self.detector)
         except (OSError, UserError) as error:
             self.display.warn(f"no detector was kept ({first_line(error)})")
         else:
@@ -345,7 +351,7 @@ class Session:
                 self.display.note(f"detector: lit-fedad predict run={self.detector.folder.path} images=DIR")
 
     def _report(self, predicted: Predicted, request: Request, images: EvaluatedImages) -> None:
-        """Writes the site's own report; a failure ends no round."""
+        """Writes the site's own report; a failure does not end the round."""
         report = SiteReport(self.settings.folder / "reports" / request.run, self.config, self.data, images)
         try:
             self.display.note(f"report: {report.write(predicted, request.numbers)}")
@@ -353,5 +359,5 @@ class Session:
             self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
 
 
-def _told(disclosed: Disclosures) -> str:
+def _in_words(disclosed: Disclosures) -> str:
     return ", ".join(f"{part.kind.words}: {part.what}" for part in disclosed)

@@ -24,47 +24,57 @@ AUDIT = "log.jsonl"
 """File of a site's audit trail, in its folder."""
 
 _TO_REVIEW = (Code.NOT_ALLOWED, Code.NOT_APPROVED, Code.FLOOR, Code.CEILING, Code.FEW)
-"""Refusals that an approval or the policy ends: ``site review`` shows what was offered."""
+"""Refusals that the operator can end by an approval or in the policy: ``site review`` then shows the refused offer."""
 
 
 class Site:
-    """One site.
+    """One site, which answers a coordinator's requests.
 
-    It keeps the model of the run that it last took part in: building it takes longer than most requests.
+    It keeps the session of the last run in memory: building its model takes longer than most requests.
+
+    Args:
+        settings: The settings of the site's operator.
+        display: Shows the operator each request, and what is wrong.
     """
 
     def __init__(self, settings: SiteSettings, display: Display) -> None:
         self.settings, self.display = settings, display
         self.log, self.approvals = ChainedLog(settings.folder / AUDIT), ChainedLog(settings.folder / APPROVED)
-        self._session: tuple[tuple[object, ...], Session] | None = None
+        self._session: tuple[tuple[object, ...], Session] | None = None  # with the key of `_session_of`
 
     def tidy(self) -> None:
-        """Removes what a killed process of this site left of files that it was writing; no other may be at work."""
+        """Removes half-written files that a killed process of this site left; no other process may be running."""
         for pattern in (f".{OFFERED}.*.partial", "reports/*/.*.partial", "states/*/.*.partial"):
-            for left in self.settings.folder.glob(pattern):
+            for partial in self.settings.folder.glob(pattern):
                 with suppress(OSError):
-                    left.unlink()
+                    partial.unlink()
 
     @property
     def largest(self) -> int:
-        """Most bytes of a request: of the run that the site is in, or else as the policy says."""
-        most = self.settings.policy.megabytes << 20
-        return most if self._session is None else min(most, LONGEST_START + self._session[1].largest)
+        """Most bytes of a request: what the policy allows, or less if the current run's messages are shorter."""
+        allowed = self.settings.policy.megabytes << 20
+        return allowed if self._session is None else min(allowed, LONGEST_START + self._session[1].largest)
 
     def answer(self, blob: bytes) -> bytes:
-        """Carries out a request; why it fails is a code, and nothing leaves before the site's log says so.
+        """Carries out a request.
+
+        If it fails, the reply gives the cause as a code alone. The site's log has a line about each reply before the
+        reply leaves.
 
         Args:
-            blob: A request; not trusted.
+            blob: A request in bytes; not trusted.
+
+        Returns:
+            The reply in bytes.
         """
         began = time.monotonic()
         request: Request | None = None
-        told, why = "", ""
+        disclosed, cause = "", ""
         try:
             request = Request.from_bytes(blob)
-            reply, told = self._take(request).answer(request)
+            reply, disclosed = self._session_of(request).answer(request)
         except Exception as error:
-            why, reply = cause_of(error), self._refused(error, request)
+            cause, reply = cause_of(error), self._refused(error, request)
         reply = replace(reply, step=request.step if request else 0)
         answer, seconds = reply.to_bytes(), time.monotonic() - began
         asked: Mapping[str, Any] = {"asked": "bytes that are no request"}
@@ -80,11 +90,11 @@ class Site:
                 bytes_in=len(blob),
                 verdict="refused" if reply.code else "answered",
                 code=int(reply.code),
-                told=told,
+                told=disclosed,
                 bytes_out=len(answer),
                 answer=hashlib.sha256(answer).hexdigest()[:16],
                 seconds=round(seconds, 3),
-                why=why,
+                why=cause,
             )
         except UserError as error:
             self.display.warn(str(error))
@@ -92,35 +102,38 @@ class Site:
         place = "" if request is None else f"{when(request.round, asked['asked'])}: "
         head = f"{line['time']} entry {line['entry']}: {place}{asked['asked']}"
         if reply.code:
-            self.display.warn(f"{head}, refused: {why}")
+            self.display.warn(f"{head}, refused: {cause}")
         else:
             self.display.note(
-                f"{head}, {len(blob)} bytes in, {len(answer)} bytes out ({told or 'nothing of images'}),"
+                f"{head}, {len(blob)} bytes in, {len(answer)} bytes out ({disclosed or 'nothing of images'}),"
                 f" {seconds:.1f} s"
             )
         return answer
 
-    def _take(self, request: Request) -> Session:
-        """Returns the session of a request's run, with the products that it names; one that refuses is not kept."""
+    def _session_of(self, request: Request) -> Session:
+        """Returns the session of a request's run, with the products that the request names.
+
+        A session that refuses the products is not kept.
+        """
         approvals = len(self.approvals.entries())
         key = (request.run, tuple(request.overrides), request.client, tuple(request.classes), approvals)
-        before, self._session = self._session, None
-        if before is None or before[0] != key:
-            before = None  # its memory is free before the next model is built
-            before = key, Session(request, self.settings, self.display)
-        before[1].settle(request.products)
-        self._session = before
-        return before[1]
+        keyed, self._session = self._session, None
+        if keyed is None or keyed[0] != key:
+            keyed = None  # frees the memory of the old model before the new one is built
+            keyed = key, Session(request, self.settings, self.display)
+        keyed[1].settle(request.products)
+        self._session = keyed
+        return keyed[1]
 
     def _refused(self, error: Exception, request: Request | None) -> Reply:
-        """Returns the code of an error; what the operator has to decide about is kept for ``site review``."""
+        """Returns the reply with an error's code; keeps the offer for ``site review`` if the operator can decide it."""
         if request is None:
             return Reply(code=Code.REQUEST)
         if isinstance(error, BudgetError):
             return Reply(code=Code.BUDGET, numbers=[error.left, error.asked])
         if not isinstance(error, RefusalError):
             numbers = [1.0]
-            with suppress(UserError):  # as it is written to, that is told
+            with suppress(UserError):  # `answer` reports a damaged log when it writes to it
                 numbers = [float(len(self.log.entries()) + 1)]
             return Reply(code=Code.FAILED, numbers=numbers)
         if error.code in _TO_REVIEW:

@@ -1,4 +1,4 @@
-"""A site's own report: what the federation's detector says of the site's test images, which never leave it."""
+"""Files that stay at a site: its own detector, and the report of what the detector says of the site's test images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lit_fedad.sites.site_part import SitePart
 
 
 class SiteDetector:
-    """The folder of a site's detector, which ``lit-fedad predict``, ``watch`` and ``export`` take as a run's.
+    """The folder of a site's detector, which ``lit-fedad predict``, ``watch`` and ``export`` read like a run's folder.
 
     Args:
         folder: The folder.
@@ -67,12 +67,12 @@ class SiteDetector:
         return (self.folder.path / "result.json").exists()
 
     def calibrate(self, scores: Mapping[str, ScoreCounts]) -> None:
-        """Writes counts of the calibration scores of the site's images, by product."""
-        own = Calibration({self.client: scores}, shared=False)
-        save_json(self.folder.path, "calibration.json", own.to_json())
+        """Writes the counts of the calibration scores of the site's images, by product."""
+        calibration = Calibration({self.client: scores}, shared=False)
+        save_json(self.folder.path, "calibration.json", calibration.to_json())
 
     def write(self, client: TrainedClient) -> None:
-        """Writes what the client predicts with.
+        """Writes the trained client, with which later commands predict.
 
         Raises:
             UserError: If the folder holds the detector of another configuration, or cannot be written.
@@ -88,27 +88,29 @@ COLUMNS = ("image", "product", "shows", "score", "threshold", "decision")
 
 
 class SiteReport:
-    """The report of one run, in the site's folder: ``report.md``, ``decisions.csv`` and, of files, ``heatmaps.png``.
+    """The report of one run in the site's folder: ``report.md``, ``decisions.csv`` and ``heatmaps.png``.
+
+    Heatmaps are only drawn if the images are files.
 
     Args:
         folder: Folder of the report.
         config: The run's configuration; ``evaluation.pictures`` is the number of clearest and of hardest cases drawn.
         data: The site's images.
-        images: Its test images, as decisions are judged by them.
+        images: Products and labels of its test images, by which decisions are judged.
     """
 
     def __init__(self, folder: Path, config: Config, data: Data, images: EvaluatedImages) -> None:
         self.folder, self.config, self.data, self.images = folder, config, data, images
 
     def write(self, predicted: Predicted, limits: Mapping[str, float]) -> Path:
-        """Writes the report of what the site's client predicts.
+        """Writes the report on the predictions of the site's client.
 
         Args:
-            predicted: Its predictions of the test images.
+            predicted: The client's predictions on the test images.
             limits: Score above which an image is called anomalous, by product.
 
         Returns:
-            The page.
+            The file ``report.md``.
         """
         scores = predicted.scores.double()
         with (
@@ -136,9 +138,12 @@ class SiteReport:
         return rows
 
     def _draw(self, predicted: Predicted, limits: Mapping[str, float]) -> bool:
-        """Draws the clearest and the hardest cases, where the images are files and the task localises.
+        """Draws the clearest and the hardest cases if the images are files and the task localises anomalies.
 
-        A site needs no matplotlib; where there is none, nothing is drawn.
+        A site does not need matplotlib; without it, nothing is drawn.
+
+        Returns:
+            Whether the heatmaps were drawn.
         """
         if not predicted.maps or not isinstance(self.data.images, ImageSet) or not find_spec("matplotlib"):
             return False
@@ -149,8 +154,8 @@ class SiteReport:
         captioned = []
         for index, case in drawn_cases(self.data, predicted, self.config["evaluation"]["pictures"]):
             limit = limit_of(limits, self.images.products[index])
-            told = f"{case.caption}, score {float(predicted.scores[index]):.3g}, threshold {limit:.3g}"
-            captioned.append(replace(case, caption=told))
+            caption = f"{case.caption}, score {float(predicted.scores[index]):.3g}, threshold {limit:.3g}"
+            captioned.append(replace(case, caption=caption))
         title = "Test images of this site: clearest cases, then hardest"
         save_figure(heatmap_sheet(captioned, title), self.folder / "heatmaps.png")
         return True
@@ -158,9 +163,9 @@ class SiteReport:
     def _page(self, scores: Tensor, limits: Mapping[str, float], drawn: bool) -> str:
         rows = []
         for product in dict.fromkeys(self.images.products):
-            chosen = [place for place, other in enumerate(self.images.products) if other == product]
+            indices = [index for index, other in enumerate(self.images.products) if other == product]
             limit = limit_of(limits, product)
-            rate = Rate.of(self.images.labels[chosen], scores[chosen] > limit)
+            rate = Rate.of(self.images.labels[indices], scores[indices] > limit)
             threshold = "none: too few calibration images" if math.isinf(limit) else f"{limit:.4g}"
             counts = (rate.normal, rate.false_alarms, rate.anomalous, rate.misses)
             rows.append([escaped(product or "of no product"), *map(str, counts), threshold])

@@ -1,4 +1,4 @@
-"""A site's part in a federation, as it is reviewed and as it is played: images, model, and what is taken of them."""
+"""A site's part in a federation, for a review and for a run: its images, its model, and what exchanges take of them."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ T = TypeVar("T", bound=LabelledSet)
 
 
 class SitePart:
-    """A site's part.
+    """A site's part in a federation.
 
     Args:
         config: The federation's configuration (`Offer.composed`).
-        settings: What the site's operator says.
-        number: The client that the site is.
+        settings: The settings of the site.
+        number: The site's client number.
         classes: Names of the classes that the federation learns.
         products: Names of all sites' products; none before they are known.
 
     Attributes:
-        config: The configuration, with the site's own images.
+        config: The configuration, with the site's own section ``data``.
         form: How the federation normalises labelled images.
-        images: The images, as the federation sees them.
+        images: The images, with the classes or names of products that the federation uses.
         apart: Classes or products that the model tells apart.
         model: The model.
-        partition: Images that train, and that calibrate.
-        facts: Their numbers.
+        partition: Which images train, and which calibrate.
+        facts: Numbers of images, as the site tells them to the coordinator.
 
     Raises:
         RefusalError: If the images do not suit the federation.
@@ -81,7 +81,7 @@ class SitePart:
         self._stages = {self.images.train[i].category: stage for stage, indices in staged for i in indices}
 
     def tell_apart(self, products: Sequence[str]) -> None:
-        """Builds the model anew where it tells all sites' products apart and these are others than before.
+        """Builds the model anew if it tells all sites' products apart and these have changed.
 
         Raises:
             RefusalError: If the site has a product that is not among them.
@@ -93,8 +93,8 @@ class SitePart:
     def _told_apart(self, products: Sequence[str]) -> list[str]:
         """Lists the classes or products that the model tells apart.
 
-        Before the products of other sites are known, one more than its own stands for them: what is disclosed of each
-        product is then judged already.
+        Before the products of other sites are known, one more product stands for them, so that what is disclosed of
+        each product can already be judged.
         """
         held = products_of(self.images)
         if products and (unknown := [name for name in held if name not in products]):
@@ -102,9 +102,9 @@ class SitePart:
         return list(self.classes or products or [*held, "those of other sites"])
 
     def _facts(self, whole: Partition) -> Facts:
-        """Counts what the site tells of its images when it says who it is, those of `whole` that calibrate included."""
+        """Counts the images, as the site tells the coordinator; `whole` also has those kept back for calibration."""
         images, products, form, anomalies = self.images, products_of(self.images), "", list[str]()
-        if isinstance(images, SemanticSet):  # what all sites' images must have in common
+        if isinstance(images, SemanticSet):  # all sites must have the same classes and sets
             names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
             form = f"{len(images.categories)} classes and sets of anomalies ({names})"
             anomalies = list(images.anomalies)
@@ -118,22 +118,22 @@ class SitePart:
         )
 
     def noise(self, folder: Path, images: str) -> SiteNoise | None:
-        """Plans the noise of the site; see `SiteNoise`. None for a federation without.
+        """Plans the noise of the site; see `SiteNoise`. Returns None for a federation without noise.
 
         Raises:
-            UserError: If the federation cannot keep its promise.
+            UserError: If the federation cannot keep the privacy that it promises.
         """
         plan = planned(self.config, self.model, {self.number: self.facts.size})
         ledger = Ledger(self.settings.folder / LEDGER, self.settings.epsilon)
         return None if plan is None else SiteNoise(plan, folder, images, ledger)
 
     def declared(self, noise: SiteNoise | None) -> Exchanges:
-        """Returns the exchanges as they are judged: under such noise, of no secret."""
+        """Returns the exchanges with the noise around them, to judge what they disclose: its key is no secret."""
         method = self.model.method
         return method.exchanges if noise is None else noise.plan.noised(method, b"declared")
 
     def taken(self, noise: SiteNoise | None) -> list[Taken]:
-        """Lists what the exchanges take of the images, under such noise."""
+        """Lists what the exchanges take of the images with this noise."""
         hidden = noise is not None and noise.hides
         picture = self.images.train_images.shape[1:] if isinstance(self.images, LabelledSet) else ()
         return taken_by(
@@ -146,7 +146,7 @@ class SitePart:
         )
 
     def summed(self, by_product: bool) -> dict[str, list[str]]:
-        """Returns the contents of the images that are summed together: of a stage, or of one product of it."""
+        """Returns content hashes of the images that are summed together, by stage, or by stage and product."""
         return grouped(
             (f"{stage}/{self.images.train[index].category if by_product else ''}", self._contents[index])
             for stage, indices in enumerate(self.partition.by_stage[self.number])
@@ -158,43 +158,43 @@ class SitePart:
         return min((len(set(images)) for images in self.summed(by_product).values()), default=0)
 
     def fewest_scored(self, question: str) -> int:
-        """Returns the fewest images of which an answer to a question tells apart from others.
+        """Returns the number of images in the smallest group of which the answer to a question tells separately.
 
-        Calibration and decisions tell of each product, scores of each stage, and of each class or set of semantic
-        anomalies; scores and decisions of normal and of anomalous images.
+        Calibration and decisions have a group for each product, scores for each stage and for each class or set of
+        semantic anomalies. Scores and decisions also separate normal from anomalous images.
         """
         if question == "calibration":
-            chosen = (self.partition.calibration or self.partition.clients)[self.number]
-            return min(Counter(self.images.train[index].category for index in chosen).values(), default=0)
-        apart: Sequence[str] = ()
+            indices = (self.partition.calibration or self.partition.clients)[self.number]
+            return min(Counter(self.images.train[index].category for index in indices).values(), default=0)
+        separate: Sequence[str] = ()
         if isinstance(self.images, LabelledSet):
-            apart = self.images.anomalies if isinstance(self.images, SemanticSet) else self.images.classes
-        scored = Counter(
+            separate = self.images.anomalies if isinstance(self.images, SemanticSet) else self.images.classes
+        group_sizes = Counter(
             (
                 image.category
-                if question != "scores" or image.category in apart
+                if question != "scores" or image.category in separate
                 else self._stages.get(image.category, 0),
-                getattr(image, "label", image.category in apart),
+                getattr(image, "label", image.category in separate),
             )
             for image in self.images.test
         )
-        return min(scored.values(), default=0)
+        return min(group_sizes.values(), default=0)
 
 
 def federated_images(
     images: Images, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], settings: SiteSettings
 ) -> Images:
-    """Returns a site's images as its federation sees them.
+    """Returns a site's images with the names, labels and normalisation that its federation uses.
 
     Args:
         images: The images.
-        form: ``mean`` and ``std`` by which the federation normalises labelled images; None where it does not say.
+        form: ``mean`` and ``std`` by which the federation normalises labelled images; None for those of ImageNet.
         classes: Names of the classes that the federation learns.
-        settings: What the site's operator says.
+        settings: The settings of the site.
 
     Raises:
-        UserError: If they do not suit the task, show a class that the federation does not learn, or have names that
-            the site does not tell.
+        UserError: If the images do not suit the task, show a class that the federation does not learn, or have names
+            that the site does not tell.
     """
     if isinstance(images, ImageSet):
         images = _renamed(images, settings)
@@ -214,35 +214,35 @@ def federated_images(
 
 
 def relabelled(images: T, classes: Sequence[str]) -> T:
-    """Returns images whose labels are places in other classes: a site need not hold each.
+    """Replaces labels by indices into the federation's classes, of which a site may hold only some.
 
     Raises:
-        RefusalError: If a class that it holds is not among them.
+        RefusalError: If the site holds a class that is not among them.
     """
     labels = torch.cat([images.train_labels, images.test_labels]).unique().tolist()
     if unknown := [images.classes[label] for label in labels if images.classes[label] not in classes]:
         raise RefusalError(Code.CLASS, detail=unknown[0])
-    places = torch.tensor([classes.index(name) if name in classes else -1 for name in images.classes])
+    new_labels = torch.tensor([classes.index(name) if name in classes else -1 for name in images.classes])
     return replace(
         images,
         classes=tuple(classes),
-        train_labels=places[images.train_labels],
-        test_labels=places[images.test_labels],
+        train_labels=new_labels[images.train_labels],
+        test_labels=new_labels[images.test_labels],
     )
 
 
 def site_partition(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
-    """Gives the images that a site trains with to the client of its number, at once or in the site's stages.
+    """Builds the partition that gives a site's training images to its client, at once or in the site's stages.
 
     Args:
         config: The run's configuration.
-        images: Its images, with the names that its operator knows; of semantic ones the normal train.
-        settings: What its operator says.
-        client: The site's number.
+        images: The site's images, with the operator's names; for semantic anomalies, only normal images train.
+        settings: The settings of the site.
+        client: The site's client number.
 
     Raises:
-        RefusalError: If stages do not suit the run, or the site has other images than of products, or a product that
-            is in no stage or in two.
+        RefusalError: If the site has stages and they do not suit the run, its images are not sorted by product, or a
+            product is in no stage or in two.
     """
     if not settings.stages:
         training: Sequence[int] = range(len(images.train))
@@ -257,12 +257,12 @@ def site_partition(config: Config, images: Images, settings: SiteSettings, clien
     by_stage: list[list[int]] = [[] for _ in stages]
     named = [product for products in stages for product in products]
     for product in images.categories:
-        places = [place for place, products in enumerate(stages) if product in products]
-        if len(places) != 1:
+        found = [stage for stage, products in enumerate(stages) if product in products]
+        if len(found) != 1:
             raise RefusalError(
-                Code.STAGES, detail=f"product {product} must be in one, and is in {len(places)}"
+                Code.STAGES, detail=f"product {product} must be in one, and is in {len(found)}"
             )
-        by_stage[places[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
+        by_stage[found[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
     if len(named) > len(images.categories) or not all(by_stage):
         raise RefusalError(
             Code.STAGES, detail=f"it has the products {', '.join(images.categories)}, and no others"
@@ -271,11 +271,11 @@ def site_partition(config: Config, images: Images, settings: SiteSettings, clien
 
 
 def content_hashes_of(images: Images, memo: Path | None) -> list[str]:
-    """Returns a hash of each training image's content, 16 hexadecimal digits, whatever it is called.
+    """Returns a hash of each training image's content, of 16 hexadecimal digits; names do not matter.
 
     Args:
         images: The images.
-        memo: File of known hashes of files; None for none.
+        memo: File of hashes of files that are known already; None for no such file.
 
     Raises:
         UserError: If a file cannot be read.
@@ -290,7 +290,7 @@ def content_hashes_of(images: Images, memo: Path | None) -> list[str]:
 def by_product(
     images: Sequence[Sample | LabelledImage], products: Sequence[str], indices: Iterable[int]
 ) -> dict[str, float]:
-    """Counts images by product, of those with these indices."""
+    """Counts the images with these indices by product."""
     return {**dict.fromkeys(products, 0), **Counter(images[index].category for index in indices)}
 
 
@@ -301,7 +301,7 @@ def products_of(images: Images) -> list[str]:
 
 
 def _renamed(images: ImageSet, settings: SiteSettings) -> ImageSet:
-    """Calls products as the federation knows them."""
+    """Gives products the names that the federation gets of them."""
     if settings.policy.names and not settings.apart:
         return images
     names = {

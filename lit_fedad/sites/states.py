@@ -1,4 +1,4 @@
-"""A site's personal states of one run, on its own disk."""
+"""A site's personal states in one run, stored on the site's own disk."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from lit_fedad.federation.client_pool import State
 from lit_fedad.sites.refusals import Code, RefusalError
 
 FILES = "[0-9]" * 12 + ".pt"
-"""Names of the files of states, as a pattern."""
+"""Pattern of the names of files with states."""
 
 _MOST = 64
-"""Most states of a run that are kept: a round leaves as many as it has exchanges, and then settles them."""
+"""Most states of a run that a site keeps: a round adds one for each exchange, and its end settles which are needed."""
 
 
 class States:
-    """The states that a site had after its steps, each in a file of its own.
+    """The personal states that a site had after the steps of a run, each in a file of its own.
 
-    A coordinator says which one a request starts from, and which are not needed any more. So a request that is sent
-    twice has the same result twice, and a coordinator that has returned to its checkpoint finds the state of that time.
+    The coordinator says from which state a request starts, and which states are not needed any more. So a request that
+    is sent twice has the same result twice, and a coordinator that has returned to its checkpoint finds the state of
+    that time.
 
     Args:
-        folder: Folder of the run.
+        folder: The site's folder for the run.
         initial: State before the first step.
-        **marks: Hashes of what a run goes on with as it began, by name: the site's ``images``, its ``model``.
+        **marks: Hashes, by name, of what must stay the same during a run: the site's ``images`` and its ``model``.
 
     Raises:
-        RefusalError: If the run began with another of these.
+        RefusalError: If the run began with another hash.
     """
 
     def __init__(self, folder: Path, initial: State, **marks: str) -> None:
         self.folder, self.initial, self.marks = folder, detached(initial), marks
         for name, mark in marks.items():
             try:
-                begun = stored_text(folder / name) if there(folder / name) else mark
+                stored = stored_text(folder / name) if there(folder / name) else mark
             except (OSError, ValueError) as error:
                 raise UserError(f"{folder / name}: cannot be read ({type(error).__name__})") from error
-            if begun != mark:
+            if stored != mark:
                 raise RefusalError(Code.IMAGES if name == "images" else Code.MODEL)
 
     def begin(self) -> None:
-        """Writes down what the run goes on with, before its first state.
+        """Writes the hashes of images and model to the run's folder, before its first state.
 
         Raises:
             UserError: If the folder cannot be written.
@@ -67,7 +68,8 @@ class States:
         """Returns a copy of the state after a step; step 0 is the initial state.
 
         Raises:
-            UserError: If there is none, or its file is damaged.
+            RefusalError: If there is no such state.
+            UserError: If its file is damaged.
         """
         if step == 0:
             return detached(self.initial)
@@ -81,7 +83,7 @@ class States:
         """Writes the state after a step; the file is complete or absent.
 
         Raises:
-            UserError: If there are so many that only a coordinator that never settles can have asked for them.
+            UserError: If there are too many states: the coordinator never says which are not needed any more.
         """
         if len(list(self.folder.glob(FILES))) >= _MOST and not self._path(step).exists():
             raise UserError(
@@ -91,7 +93,7 @@ class States:
             write_state(detached(state), partial)
 
     def settle(self, settled: int, base: int) -> None:
-        """Removes the states before a step, but for the one that a request starts from."""
+        """Removes the states before step `settled`, except that of step `base`, from which the request starts."""
         for path in self.folder.glob(FILES):
             if int(path.stem) < settled and int(path.stem) != base:
                 path.unlink(missing_ok=True)
@@ -101,7 +103,7 @@ class States:
 
 
 def digest_of(state: Any) -> str:
-    """Computes a hash of a nested state: names, shapes, types and bytes.
+    """Computes a hash of a nested state: of its names, shapes, types and bytes.
 
     Example:
         >>> import torch
@@ -117,12 +119,13 @@ def digest_of(state: Any) -> str:
 
 
 def _parts(value: Any, name: str) -> Iterable[bytes]:
+    """Yields the bytes to hash of a nested value, whose place in the state is `name`."""
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from _parts(value[key], f"{name}/{key}")
     elif isinstance(value, (list, tuple)):
-        for place, entry in enumerate(value):
-            yield from _parts(entry, f"{name}/{place}")
+        for index, entry in enumerate(value):
+            yield from _parts(entry, f"{name}/{index}")
     elif isinstance(value, Tensor):
         yield json.dumps([name, str(value.dtype), list(value.shape)]).encode()
         yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
