@@ -1,4 +1,4 @@
-"""A federation as it is offered to a site: what it would take, exchange by exchange, and whether that is approved."""
+"""A federation as it is offered to a site: what its exchanges would take, and whether the operator has approved it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ APPROVED = "approved.jsonl"
 """File of a site's approvals, in its folder."""
 
 OFFERED = "offer.json"
-"""File of an offered federation: at the coordinator its own, at a site the one that it has refused last."""
+"""File of an offer: at the coordinator that of its federation, at a site the one that the site has refused last."""
 
 _LONGEST = 1 << 20
-"""Most bytes of an offer."""
+"""Most bytes of the file of an offer."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Offer:
     """What a coordinator offers: the configuration of a federation.
 
     Attributes:
-        overrides: Its overrides.
-        classes: Names of the classes that it learns.
+        overrides: The overrides that make the configuration.
+        classes: Names of the classes that the federation learns; none if it looks for anomalies.
     """
 
     overrides: Sequence[str]
@@ -56,12 +56,12 @@ class Offer:
             partial.write_text(json.dumps(content, indent=1))
 
     def composed(self, settings: SiteSettings) -> tuple[Config, str]:
-        """Composes the configuration at a site, with the hash that an approval binds.
+        """Composes the configuration at a site, and the hash by which an approval names it.
 
-        The hash is of all settings but those that may vary, and the machine's own.
+        The hash covers all settings except those that the policy lets vary and those of the machine itself.
 
         Raises:
-            RefusalError: If the configuration is none, or a setting is beyond its bounds.
+            RefusalError: If the configuration is invalid, or a setting is beyond its bounds.
         """
         policy = settings.policy
         try:
@@ -76,7 +76,7 @@ class Offer:
             for key, value in flatten(config).items()
             if key.split(".")[0] not in OWN and key not in policy.vary
         }
-        # Of half as many digits two can be made that agree.
+        # With half as many digits, somebody could make two configurations with the same hash.
         return config, hash_of([flat, list(self.classes), config.get("data")], digits=32)
 
     @classmethod
@@ -84,7 +84,7 @@ class Offer:
         """Reads an offer.
 
         Raises:
-            UserError: If the file holds none.
+            UserError: If the file holds no offer.
         """
         try:
             with told_forbidden(file):
@@ -93,7 +93,7 @@ class Offer:
             if not isinstance(content, dict) or set(content) != {"overrides", "classes"}:
                 raise ValueError("no offer")
             lists = [value for value in content.values() if isinstance(value, list)]
-            if len(lists) < len(content) or not all(isinstance(text, str) for own in lists for text in own):
+            if len(lists) < len(content) or not all(isinstance(text, str) for one in lists for text in one):
                 raise ValueError("no lists of texts")
             if not are_products(content["classes"]):
                 raise ValueError("no names of classes")
@@ -107,15 +107,15 @@ class Offer:
 
 @dataclass(frozen=True)
 class Taken:
-    """One thing that an exchange takes.
+    """One thing that an exchange takes of a site's images.
 
     Attributes:
         round: Round of the exchange; 1 stands for every round.
-        index: Its index in the round.
-        exchange: Its name.
-        disclosed: What its message tells.
-        largest: Most bytes of the message, or of a message with one of `each`.
-        each: What the message may hold any number of, such as images; empty where its size is bounded.
+        index: Index of the exchange in the round.
+        exchange: Name of the exchange.
+        disclosed: What the exchange's message discloses.
+        largest: Most bytes of the message; if its size is not bounded, those of a message with one of `each`.
+        each: Name of the things of which the message may hold any number, such as images; empty if its size is bounded.
     """
 
     round: int
@@ -127,13 +127,13 @@ class Taken:
 
     @property
     def key(self) -> list[Any]:
-        """What an approval binds: exchange, kind and number of images."""
+        """What an approval holds of this: the names of exchange and kind, and the number of images."""
         return [self.exchange, self.disclosed.kind.value, self.disclosed.images]
 
     def within(self, approved: list[Any]) -> bool:
-        """Tells whether it is what was approved, or the same of more images."""
-        (*what, images), (*other, least) = self.key, approved
-        return what == other and (
+        """Tells whether an approved `key` covers this: it is the same, over at most as many images."""
+        (*what, images), (*approved_what, least) = self.key, approved
+        return what == approved_what and (
             images == least or (least is not None and (images is None or images > least))
         )
 
@@ -152,80 +152,92 @@ def taken_by(
         exchanges: The exchanges.
         client: The client.
         config: The run's configuration.
-        smallest: Images of the product of which the client has fewest.
-        hidden: Whether the client's noise, where it adds some, hides single images.
-        picture: Channels, height and width of the client's images.
+        smallest: Number of images of the product of which the client has fewest.
+        hidden: Whether the client's noise, if it adds some, hides single images.
+        picture: Channels, height and width of the client's images; empty if they have no common size.
     """
     up = build(config["federation"]["channel"]).up
 
-    def of(exchange: Exchange, round: int, index: int) -> Iterator[Taken]:
-        told = exchange.inner if isinstance(exchange, Noised) and not hidden else exchange
-        for disclosed in disclosed_by(told, client):
+    def taken(exchange: Exchange, round: int, index: int) -> Iterator[Taken]:
+        disclosing = exchange.inner if isinstance(exchange, Noised) and not hidden else exchange
+        for disclosed in disclosed_by(disclosing, client):
             if disclosed.by_product:
                 disclosed = replace(disclosed, images=smallest)
             largest, each = up.largest(spec := exchange.upload_spec(client)), ""
             if largest == LARGEST_BLOB:
-                one, each = _of_one(spec, picture)
-                largest = up.largest(one)
+                spec_of_one, each = _of_one(spec, picture)
+                largest = up.largest(spec_of_one)
             yield Taken(round, index, exchange.name, disclosed, largest, each)
 
     setup = [
         part
-        for place, one in enumerate(exchanges.setup)
-        for part in of(one, place + exchanges.first_round, 0)
+        for index, exchange in enumerate(exchanges.setup)
+        for part in taken(exchange, index + exchanges.first_round, 0)
     ]
-    rounds = [part for place, one in enumerate(exchanges.rounds) for part in of(one, 1, place)]
+    rounds = [part for index, exchange in enumerate(exchanges.rounds) for part in taken(exchange, 1, index)]
     return setup + rounds
 
 
 def _of_one(spec: MessageSpec, picture: Sequence[int]) -> tuple[MessageSpec, str]:
-    """Returns the form of a message with one of what it may hold any number of, such as one image, and its name."""
-    sides, many = dict(zip(("channels", "height", "width"), picture, strict=False)), list[str]()
+    """Sets the unbounded size in a message's form to one, such as one image; returns the form and the size's name."""
+    sides, unbounded = dict(zip(("channels", "height", "width"), picture, strict=False)), list[str]()
 
-    def size(given: int | Free) -> int | Free:
-        if isinstance(given, int) or given.name in sides:
-            return given if isinstance(given, int) else sides[given.name]
-        many.extend([given.name] * (given.at_most is None))
-        return given if given.at_most else 1
+    def size(declared: int | Free) -> int | Free:
+        if isinstance(declared, int) or declared.name in sides:
+            return declared if isinstance(declared, int) else sides[declared.name]
+        unbounded.extend([declared.name] * (declared.at_most is None))
+        return declared if declared.at_most else 1
 
-    one = {name: replace(form, shape=tuple(map(size, form.shape))) for name, form in spec.items()}
-    return one, next(iter(many), "")
+    spec_of_one = {name: replace(form, shape=tuple(map(size, form.shape))) for name, form in spec.items()}
+    return spec_of_one, next(iter(unbounded), "")
 
 
 class Approvals:
     """The federations that a site's operator has approved.
 
     Args:
-        file: The file, which only grows; absent before the first.
+        file: The file, to which lines are only added; absent before the first approval.
     """
 
     def __init__(self, file: Path) -> None:
         self.log = ChainedLog(file)
 
     def add(self, digest: str, method: str, taken: Sequence[Taken]) -> None:
-        """Notes an approval."""
+        """Notes an approval.
+
+        Args:
+            digest: Hash of the federation (`Offer.composed`).
+            method: Name of its method, for people who read the file.
+            taken: What its exchanges take.
+        """
         self.log.append(digest=digest, method=method, takes=[part.key for part in taken])
 
     def check(self, digest: str) -> list[list[Any]] | None:
-        """Returns what an approved federation may take; None where nothing was approved at all.
+        """Returns what an approved federation may take (`Taken.key`); None if no federation was ever approved.
 
         Raises:
-            RefusalError: If others were approved, and not this one.
+            RefusalError: If other federations were approved, and not this one.
         """
         lines = self.log.entries()
-        found = [line.get("takes") for line in lines if line.get("digest") == digest]
-        if found and isinstance(found[-1], list):
-            return found[-1]
+        approved = [line.get("takes") for line in lines if line.get("digest") == digest]
+        if approved and isinstance(approved[-1], list):
+            return approved[-1]
         if lines:
             raise RefusalError(Code.NOT_APPROVED)
         return None
 
 
 def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[list[Any]] | None) -> None:
-    """Refuses a federation that takes more than policy and approval let out.
+    """Refuses a federation that takes more than the policy and its approval let out.
+
+    Args:
+        policy: The policy of the site's operator.
+        taken: What the federation's exchanges take.
+        images: Fewest training images that are summed together.
+        approved: What was approved (`Taken.key`); None if nothing was.
 
     Raises:
-        RefusalError: If it takes more.
+        RefusalError: If the federation takes more.
     """
     for part in taken:
         if policy.allows(part.disclosed, images):

@@ -1,9 +1,9 @@
-"""The overrides that configure a federation: choices and scalar values, which a site can take from others.
+"""The overrides that configure a federation: choices and scalar values, which a site can safely take from others.
 
-A configuration can name any function (``_target_``), any file and any folder. What comes over the wire may not: it
-chooses among the packaged files of a group and the names that a setting lists, and sets numbers and truth values. No
-text of it is ever opened as a file, fetched or compiled. Where images lie, where files are written and on what device
-is computed, each site says itself.
+A configuration can name any function (``_target_``), any file and any folder. Overrides that come over the network may
+not: they choose among the packaged files of a group and the names that a setting lists, and set numbers and truth
+values. Their text is never opened as a file, fetched or compiled. Each site itself says where its images lie, where
+files are written and which device computes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ OWN = (*CIRCUMSTANCES, "data", "partition", "public", "start", "hydra")
 """Sections and keys that every machine sets for itself."""
 
 NORMALISATION: Mapping[str, tuple[float, float]] = {"data.mean": (0.0, 1.0), "data.std": (0.01, 100.0)}
-"""Keys by which a federation says how labelled images are normalised, and in what ranges: models depend on it,
-wherever images lie, and gradients grow with what they are divided by."""
+"""Keys by which a federation normalises labelled images, with the range of their values. All sites need the same, since
+models depend on it; the range is bounded, since gradients grow with the values."""
 
 OPERATORS = ("calibration.group", "image.page")
 """Keys that only a site's own operator may set: a regular expression over the names of its files, and their page."""
 
 _CALLED = ("method.name", "method.paper", "method.under")
-"""What a method is called, which its package says."""
+"""Keys of a method's names, which only the packaged file of the method sets."""
 
 _LISTED: Mapping[str, Any] = {
     "image.fit": Fit,
@@ -48,23 +48,24 @@ _LISTED: Mapping[str, Any] = {
     "evaluation.client_test": ClientTest,
     "learning_rate_decay": TYPES["learning_rate_decay"],
 }
-"""Literals of the texts that settings without a class of their own take."""
+"""By key of a setting that belongs to no class: the type that lists the texts that it may have."""
 
 _WEIGHTS = ("auto", "imagenet", "own", "random")
-"""Weights of a backbone that are no file."""
+"""Names of a backbone's weights that do not stand for a file."""
 
 _UNREAD = ("data=packed", "data.root=unread", "data.train=unread", "tracking=off")
-"""Choices in the place of those that each machine makes for itself."""
+"""Placeholders for choices that each machine makes for itself; nothing reads them."""
 
-_MOST, _LONGEST = 200, 250
+_MOST, _LONGEST = 200, 250  # overrides of a federation; characters of one override
 _WORD = re.compile(r"([a-z][a-z0-9_]*(?:[./][a-z0-9][a-z0-9_]*)*)=(-?[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Checks that overrides only choose and set scalar values.
+    """Checks that overrides only make choices and set scalar values.
 
     Raises:
-        UserError: If one does more, naming it.
+        OverrideError: If an override does more; the message names it.
+        UserError: If there are too many.
     """
     if len(overrides) > _MOST:
         raise UserError(
@@ -72,17 +73,17 @@ def check_overrides(overrides: Sequence[str]) -> None:
         )
     groups = config_groups()
     for number, override in enumerate(overrides, start=1):
-        if len(override) > _LONGEST or (found := _WORD.fullmatch(override)) is None:
-            taken = "only group=choice and key=scalar are, no _target_, +, ~, ${}, list or path"
-            raise OverrideError(override[:100], taken, number)
-        key, value = found.groups()
+        if len(override) > _LONGEST or (match := _WORD.fullmatch(override)) is None:
+            allowed = "only group=choice and key=scalar are, no _target_, +, ~, ${}, list or path"
+            raise OverrideError(override[:100], allowed, number)
+        key, value = match.groups()
         if key in NORMALISATION:
             low, high = NORMALISATION[key]
             try:
-                within = low <= float(value) <= high
+                in_range = low <= float(value) <= high
             except ValueError:
-                within = False
-            if not within:
+                in_range = False
+            if not in_range:
                 raise OverrideError(override, f"it is no number in [{low:g}, {high:g}]", number)
         elif re.split("[./]", key)[0] in OWN or key in OPERATORS + _CALLED:
             raise OverrideError(override, f"each site sets {key} for itself", number)
@@ -93,12 +94,12 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 class OverrideError(UserError):
-    """An override that is not taken from a federation.
+    """An override that a site does not take from a federation.
 
     Args:
         override: The override.
-        why: Why not.
-        number: Its place among the federation's, from 1; 0 where it is not known.
+        why: Why it is not taken.
+        number: Its number among the federation's overrides, from 1; 0 if that is not known.
     """
 
     def __init__(self, override: str, why: str, number: int = 0) -> None:
@@ -107,28 +108,28 @@ class OverrideError(UserError):
 
 
 def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordinator: bool = False) -> Config:
-    """Composes a federation's configuration, and this machine's own part of it.
+    """Composes a federation's configuration, with this machine's own settings in it.
 
     Args:
-        overrides: Those of the federation; not trusted.
-        own: Of ``fabric`` and ``cache``, as this machine's operator gave them.
-        coordinator: Whether this machine's server may have public images, and its operator is told of settings that
-            contradict each other; a site has none.
+        overrides: The overrides of the federation; not trusted.
+        own: Overrides of ``fabric`` and ``cache`` from this machine's operator.
+        coordinator: Whether this machine is the coordinator: it may have public images, and settings that contradict
+            each other are refused. A site has no public images.
 
     Returns:
-        The configuration. Its ``data`` says how labelled images are normalised (``mean``, ``std`` of each channel), or
-        is None: each site puts its own in its place.
+        The configuration. Its section ``data`` says how labelled images are normalised (``mean``, ``std`` of each
+        channel), or is None; each site replaces it by its own.
 
     Raises:
-        UserError: If an override is refused, or the configuration is none.
+        UserError: If an override is refused, or the configuration is invalid.
     """
     check_overrides(overrides)
     given = dict(override.split("=") for override in overrides if override.split("=")[0] in NORMALISATION)
     if given and len(given) < len(NORMALISATION):
         raise UserError(f"{next(iter(given))}: give {' and '.join(NORMALISATION)}, or neither")
     asked = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
-    # Presets may choose a set that needs a folder; the last choice wins, and is not read. It is none of photographs,
-    # for which machines of other memory would come to another size (`with_size`).
+    # Presets may choose a data set that needs a folder. `_UNREAD` comes later and so replaces it, by a set without
+    # photographs: for these, machines with different memory would choose different sizes of images (`with_size`).
     overrides = [*asked, *_UNREAD, "partition=pooled", *([] if coordinator else ["public=null"]), *own]
     config, data = compose(overrides), {}
     if not given and takes(config["task"], "classes"):
@@ -153,9 +154,10 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
 
 
 def with_size(overrides: Sequence[str]) -> list[str]:
-    """Adds to a new federation's overrides the size at which photographs are looked at, where they name none.
+    """Adds the size of photographs to a new federation's overrides, if they do not set it.
 
-    The coordinator decides it for all: sites of other memory must come to the same.
+    The coordinator decides the size for all sites: by themselves, sites with different memory would choose different
+    sizes.
 
     Raises:
         UserError: See `compose_overrides`.
@@ -168,17 +170,17 @@ def with_size(overrides: Sequence[str]) -> list[str]:
 
 
 def packaged(overrides: Sequence[str]) -> Config:
-    """Composes the choices alone that overrides make, as their packages have them."""
+    """Composes the configuration of the choices among overrides alone: with the values of the packaged files."""
     groups = config_groups()
-    chosen = [override for override in overrides if override.split("=")[0] in groups]
-    return compose([*chosen, *_UNREAD])
+    made = [override for override in overrides if override.split("=")[0] in groups]
+    return compose([*made, *_UNREAD])
 
 
 def _check_text(override: str, config: Config) -> None:
-    """Refuses a text that its setting does not list."""
+    """Refuses an override that sets a setting to a text that the setting does not list, or to an infinite number."""
     key = override.split("=")[0]
-    above, _, last = key.rpartition(".")
-    section, value = value_at(config, above) if above else config, value_at(config, key)
+    parent, _, name = key.rpartition(".")
+    section, value = value_at(config, parent) if parent else config, value_at(config, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise OverrideError(override, "it is no number")
     if not isinstance(value, str) or key in config_groups():
@@ -186,9 +188,9 @@ def _check_text(override: str, config: Config) -> None:
     listed = tuple(one for one in typing.get_args(_LISTED.get(key)) if one)
     if isinstance(section, Mapping) and "_target_" in section:
         target = locate(section["_target_"])
-        listed = options_of(target, last)
+        listed = options_of(target, name)
         if target is create_backbone:
-            listed = {"name": _packaged_backbones(), "weights": _WEIGHTS}.get(last, ())
+            listed = {"name": _packaged_backbones(), "weights": _WEIGHTS}.get(name, ())
     if value not in listed:
         raise OverrideError(
             override, f"{key} takes no text" + (f" but {', '.join(listed)}" if listed else "")
@@ -197,19 +199,19 @@ def _check_text(override: str, config: Config) -> None:
 
 @functools.cache
 def _packaged_backbones() -> tuple[str, ...]:
-    """Returns the names of the networks of the group ``backbone``."""
+    """Returns the names of the networks that the choices of the group ``backbone`` use."""
     return tuple(sorted({compose([f"backbone={name}"])["backbone"]["name"] for name in choices("backbone")}))
 
 
 def of_one_client(overrides: Sequence[str]) -> bool:
     """Tells whether the method that overrides choose is meant for one client that holds all images."""
-    # Presets beside it may have partitions too.
+    # The method is composed without presets, which may choose partitions too.
     method = [override for override in overrides if override.startswith("method=")]
     return locate(compose(method)["partition"]["_target_"]) is Pooled
 
 
 def agreed(config: Config) -> str:
-    """Computes the hash of what all machines of a federation must have in common."""
+    """Computes the hash of the settings that all machines of a federation must have in common."""
     own = {
         "calibration": {**config["calibration"], "group": None},
         "image": {**config["image"], "page": None},

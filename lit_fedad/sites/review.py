@@ -1,4 +1,4 @@
-"""A federation in words: what it would take of a site, for the person who decides whether it may."""
+"""A federation in words: what it would take of a site, for the person who decides whether the site takes part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEANINGS = {
     Kind.MEAN_IMAGES: "pictures that are averages of several real images; of alike images one may recognise them",
     Kind.IMAGES: "the images themselves",
 }
-"""What kinds mean to a person who is not of the trade."""
+"""Meaning of each kind, for a person who is not of the field."""
 
 TERMS = {
     "feature": "numbers by which a network describes an image or a part of it",
@@ -44,18 +44,18 @@ TERMS = {
     "bin": "a narrow range of numbers, in which cases are counted",
     "label": "whether an image is normal or not, or its class",
 }
-"""What other words mean."""
+"""Meaning of other words of the review."""
 
 
 @dataclass(frozen=True)
 class Review:
-    """A federation as its operator reads it.
+    """A federation as a site's operator reads it.
 
     Attributes:
         lines: The text.
-        digest: The hash that an approval binds.
+        digest: Hash of the federation's settings, which an approval names.
         method: Name of the method.
-        taken: What its exchanges take.
+        taken: What its exchanges take of the site's images.
         images: Fewest training images that are summed together.
     """
 
@@ -66,10 +66,10 @@ class Review:
     images: int
 
     def check(self, policy: Policy) -> None:
-        """Refuses what not even an approval lets out.
+        """Checks that an approval is enough for all that the federation takes.
 
         Raises:
-            RefusalError: If the federation takes it.
+            RefusalError: If the federation takes what not even an approval lets out.
         """
         judge(policy, self.taken, self.images, [part.key for part in self.taken])
 
@@ -99,23 +99,23 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         "",
         f"- Once, at the beginning: numbers of its images by product or class, with these names, which the coordinator"
         f" tells all other sites: {', '.join({**facts.held, **facts.tested})}; versions and hashes of its software."
-        f" {_said(policy, Kind.COUNTS)}",
+        f" {_allowed(policy, Kind.COUNTS)}",
         *(f"- {described(one, config['rounds'], least)} {verdict(policy, one, least)}." for one in taken),
         *_queries(part),
     ]
     if not (noise and noise.drawn_here) and any(
         weight.requires_grad for weight in model.client.task.parameters()
     ):
-        told = policy.allows(LOSS, least)
-        end = "Allowed" if told else "Left out, unless you approve"
-        lines.append(f"- With each training: its loss and other means over all images. {end}.")
+        sends_loss = policy.allows(LOSS, least)
+        ending = "Allowed" if sends_loss else "Left out, unless you approve"
+        lines.append(f"- With each training: its loss and other means over all images. {ending}.")
     lines += [
         "",
         "What these words mean:",
         *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in kinds),
     ]
-    said = " ".join(lines)
-    lines += [f"- {term}: {meaning}." for term, meaning in TERMS.items() if re.search(rf"\b{term}", said)]
+    text = " ".join(lines)
+    lines += [f"- {term}: {meaning}." for term, meaning in TERMS.items() if re.search(rf"\b{term}", text)]
     lines += [
         "",
         "Test images: the coordinator chooses the model that looks at them; one that does not keep to the method can"
@@ -135,17 +135,23 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
 
 
 def described(part: Taken, rounds: int, images: int) -> str:
-    """Describes a part in a sentence for a person who does not know the method."""
+    """Describes in a sentence what an exchange takes, for a person who does not know the method.
+
+    Args:
+        part: What the exchange takes.
+        rounds: Number of rounds of the run.
+        images: Fewest training images that are summed together.
+    """
     disclosed = part.disclosed
-    each = f"In each of {rounds} rounds" if rounds > 1 else "In the round"
-    when = "Once, at the beginning" if part.round < 1 else each
-    behind = images if disclosed.images is None else min(disclosed.images, images)
-    of = ""
+    in_rounds = f"In each of {rounds} rounds" if rounds > 1 else "In the round"
+    when = "Once, at the beginning" if part.round < 1 else in_rounds
+    fewest = images if disclosed.images is None else min(disclosed.images, images)
+    count = ""
     if disclosed.kind in COUNTED:
-        many = f", each value of at least {behind} images"
-        of = many if behind > 1 else ", a value may be of one image alone"
+        many = f", each value of at least {fewest} images"
+        count = many if fewest > 1 else ", a value may be of one image alone"
     noise = "; noise hides single images" if disclosed.noised else ""
-    what = f"{disclosed.kind.words}: {disclosed.what}{of}{noise}"
+    what = f"{disclosed.kind.words}: {disclosed.what}{count}{noise}"
     each = f" for each of its {part.each}" if part.each else ""
     return (
         f"{when} ({part.exchange}): {what}; the whole message has at most {human_bytes(part.largest)}{each}."
@@ -153,7 +159,7 @@ def described(part: Taken, rounds: int, images: int) -> str:
 
 
 def verdict(policy: Policy, part: Taken, images: int) -> str:
-    """Returns what a policy says to a part, in words."""
+    """Returns in words whether a policy lets out what an exchange takes; `images` is as for `described`."""
     if policy.allows(part.disclosed, images):
         return "Allowed"
     if policy.needs_more(part.disclosed):
@@ -163,7 +169,7 @@ def verdict(policy: Policy, part: Taken, images: int) -> str:
 
 
 def _queries(part: SitePart) -> list[str]:
-    """Says what a site is asked of its test images, and of those that it calibrates with."""
+    """Describes, a line each, the questions that a site is asked about its test and calibration images."""
     policy, every, setup = (
         part.settings.policy,
         part.config["evaluation"]["every"],
@@ -183,13 +189,13 @@ def _queries(part: SitePart) -> list[str]:
     def end(question: str, disclosed: Disclosure) -> str:
         images = part.fewest_scored(question)
         few = disclosed.kind.value in policy.allow and 0 < images < policy.images
-        return f"NEEDS YOUR APPROVAL: {images} images are few." if few else _said(policy, disclosed.kind)
+        return f"NEEDS YOUR APPROVAL: {images} images are few." if few else _allowed(policy, disclosed.kind)
 
     return [f"- {when}: {one.what}. {end(question, one)}" for when, question, told in asked for one in told]
 
 
 def _varied(policy: Policy, config: Config) -> list[str]:
-    """Says which settings may change without another approval, and which of the operator's words are none."""
+    """Lists the settings that may change without another approval, and names in ``policy.vary`` that are no setting."""
     settings, lines = flatten(config), []
     if known := [key for key in policy.vary if key in settings]:
         lines.append(f"Settings that may change without another approval: {', '.join(known)}.")
@@ -200,5 +206,5 @@ def _varied(policy: Policy, config: Config) -> list[str]:
     return lines
 
 
-def _said(policy: Policy, kind: Kind) -> str:
+def _allowed(policy: Policy, kind: Kind) -> str:
     return "Allowed." if kind.value in policy.allow else "REFUSED by policy.allow in site.yaml."

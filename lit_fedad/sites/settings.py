@@ -1,4 +1,4 @@
-"""What a site's operator says of it: what may leave it, whatever a coordinator asks, and the keys for secure sums."""
+"""The settings of a site's operator: what may leave the site, whatever a coordinator asks, and keys for secure sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOORS: Mapping[str, float] = {
     "method.client.condensation.batch": 4,
     "batch_size": 4,
 }
-"""Settings that protect images, and the least that a federation may set them to."""
+"""Settings that protect images, with the smallest value that a federation may give them."""
 
 CEILINGS: Mapping[str, float] = {
     "calibration.share": 0.5,
@@ -36,43 +36,45 @@ CEILINGS: Mapping[str, float] = {
     "task.momentum": 0.99,
     "method.client.bias": 3.0,
 }
-"""Settings that do, and the most: a few images would train alone, a site tell without end, one batch outweigh all, one
-image be all that synthetic ones are made of."""
+"""Settings that protect images, with the largest value that a federation may give them. Beyond, only a few images would
+train, a site would answer without end, one batch would outweigh all others, or one image would make all synthetic
+images."""
 
 _RATE = re.compile(r"(task|method\.client)\.(\w+\.)*\w*(rate|lr)$")
 _LEARNT = ("task.", "method.client.")
 _PULLS = ("task.weight_decay", "method.client.mu", "method.client.lam", "method.client.alpha")
 _MOST_RATE, _MOST_PULL = 1.0, 0.5
-"""Largest learning rate, and most of a step that weights are pulled back to where they were: beyond, what is sent is
-one batch's gradient, and no more what all images taught. A site with a floor of one image a batch allows that too."""
+"""Largest learning rate, and largest share of their way by which a step pulls weights back to where they were. Beyond,
+the message is the gradient of one batch, and no more what all images taught. A site whose floor for the batch is one
+image allows that too."""
 
 _FURTHEST = 100.0
-"""Most times that another number of a task or client may be as large or as small as in its package: a weight of a
-loss, a temperature or a share of outliers multiplies gradients as a rate does. One that is 0 there may be 1, and one
-that is left out counts as 1."""
+"""Largest factor by which another number of a task or client may differ from its packaged value: a weight of a loss, a
+temperature or a share of outliers scales gradients as a learning rate does. A number that is 0 in the package may be at
+most 1, and one that is left out there counts as 1."""
 
 COUNTED = (Kind.SUMS, Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
-"""Kinds whose values have images behind them, which can be counted."""
+"""Kinds whose values come from several images, which can be counted."""
 
 LOSS = summed("its loss")
-"""What a site tells with each training, where its policy lets sums out or its operator has approved the run."""
+"""What a site discloses with each training if its policy lets sums out or its operator has approved the run."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site's operator allows.
+    """What a site's operator allows to leave the site.
 
     Attributes:
         allow: Kinds that may leave the site without an approval.
-        images: Fewest images behind sums, weights, class statistics, mean and synthetic images, and counts of scores,
-            that leave without one.
-        floors: Least values of settings, with or without approval; those of `FLOORS` where it does not say.
-        ceilings: Largest values, likewise, and those of `CEILINGS`.
+        images: Fewest images from which sums, weights, class statistics, mean and synthetic images, and counts of
+            scores may come that leave without an approval.
+        floors: Smallest values of settings, with or without an approval; `FLOORS` has those that are not given.
+        ceilings: Largest values of settings, likewise; `CEILINGS` has those that are not given.
         vary: Settings that may differ from those of an approved federation.
-        runs: Most runs without noise that the site answers in.
+        runs: Most runs without noise in which the site answers.
         megabytes: Most megabytes, of 2^20 bytes, of a coordinator's message.
-        names: Whether the names of its products are told to the coordinator and, by it, to all sites; else they are
-            called by the site's name and a number.
+        names: Whether the coordinator, and through it all sites, get the names of this site's products. If not,
+            products are called by the site's name and a number.
     """
 
     allow: Sequence[str] = (Kind.COUNTS.value, Kind.SUMS.value, Kind.WEIGHTS.value)
@@ -86,10 +88,10 @@ class Policy:
 
     @classmethod
     def read(cls, content: object) -> Policy:
-        """Reads the section of a ``site.yaml``.
+        """Reads the section ``policy`` of a ``site.yaml``.
 
         Raises:
-            UserError: If a key or value is none.
+            UserError: If a key is unknown or a value is invalid.
         """
         if not isinstance(content, Mapping) or not set(content) <= {f.name for f in fields(cls)}:
             raise UserError(f"policy: give {', '.join(f.name for f in fields(cls))}, and nothing else")
@@ -115,7 +117,7 @@ class Policy:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What `read` takes, with every floor and ceiling."""
+        """The policy in the form that `read` takes, with every floor and ceiling."""
         bounds = {"floors": {**FLOORS, **self.floors}, "ceilings": {**CEILINGS, **self.ceilings}}
         return {**vars(self), "allow": list(self.allow), "vary": list(self.vary), **bounds}
 
@@ -124,18 +126,18 @@ class Policy:
 
         Args:
             config: The offered configuration.
-            packaged: The same as its package has it (`overrides.packaged`).
+            packaged: The configuration of its choices with the packaged values (`overrides.packaged`).
 
         Raises:
-            RefusalError: If it does.
+            RefusalError: If a setting is beyond its bounds.
         """
         numbers = {key: value for key, value in flatten(config).items() if isinstance(value, (int, float))}
-        for key, least in {**FLOORS, **self.floors}.items():
-            if (value := numbers.get(key, least)) < least:
-                raise RefusalError(Code.FLOOR, least, value, detail=key)
-        for key, most in {**CEILINGS, **self.ceilings}.items():
-            if (value := numbers.get(key, most)) > most:
-                raise RefusalError(Code.CEILING, most, value, detail=key)
+        for key, floor in {**FLOORS, **self.floors}.items():
+            if (value := numbers.get(key, floor)) < floor:
+                raise RefusalError(Code.FLOOR, floor, value, detail=key)
+        for key, ceiling in {**CEILINGS, **self.ceilings}.items():
+            if (value := numbers.get(key, ceiling)) > ceiling:
+                raise RefusalError(Code.CEILING, ceiling, value, detail=key)
         if self.floors.get("batch_size", FLOORS["batch_size"]) <= 1:
             return
         rates = {key: abs(value) for key, value in numbers.items() if _RATE.match(key)}
@@ -152,35 +154,40 @@ class Policy:
                 _check_near(1.0 if left_out else usual, value, key)
 
     def allows(self, disclosed: Disclosure, images: int) -> bool:
-        """Tells whether something may leave the site without an approval."""
+        """Tells whether a disclosure may leave the site without an approval.
+
+        Args:
+            disclosed: The disclosure.
+            images: Fewest training images that are summed together at this site.
+        """
         if disclosed.kind.value not in self.allow:
             return False
-        behind = images if disclosed.images is None else min(disclosed.images, images)
-        return disclosed.noised or disclosed.kind not in COUNTED or behind >= self.images
+        fewest = images if disclosed.images is None else min(disclosed.images, images)
+        return disclosed.noised or disclosed.kind not in COUNTED or fewest >= self.images
 
     def needs_more(self, disclosed: Disclosure) -> bool:
-        """Tells whether not even an approval lets something out: images, unless ``allow`` names them."""
+        """Tells whether an approval is not enough to let a disclosure out: ``allow`` must name images themselves."""
         return disclosed.kind is Kind.IMAGES and disclosed.kind.value not in self.allow
 
 
 def _check_near(usual: float, value: float, key: str) -> None:
-    """Refuses a number that is neither 0 nor near another one; see `_FURTHEST`."""
-    most, least = abs(usual) * _FURTHEST or 1.0, abs(usual) / _FURTHEST
-    if abs(value) > most:
-        raise RefusalError(Code.CEILING, most, value, detail=key)
-    if 0 < abs(value) < least:
-        raise RefusalError(Code.FLOOR, least, value, detail=key)
+    """Refuses a number that is neither 0 nor within a factor of `_FURTHEST` of its usual value."""
+    ceiling, floor = abs(usual) * _FURTHEST or 1.0, abs(usual) / _FURTHEST
+    if abs(value) > ceiling:
+        raise RefusalError(Code.CEILING, ceiling, value, detail=key)
+    if 0 < abs(value) < floor:
+        raise RefusalError(Code.FLOOR, floor, value, detail=key)
 
 
 def not_allowed(disclosed: Disclosure, round: int, exchange: int) -> RefusalError:
-    """Builds the refusal of something that may not leave the site."""
+    """Builds the refusal of a disclosure that may not leave the site, with the round and index of its exchange."""
     return RefusalError(Code.NOT_ALLOWED, KINDS.index(disclosed.kind), round, exchange, detail=disclosed.what)
 
 
 KEY = "sum.key"
 PUBLIC = "sum.pub"
 REGISTRY = "key_registry"
-"""Names of the files in a site's folder: its key for secure sums, its public one, and the registry of all sites'."""
+"""Names of files in a site's folder: its private and public key for secure sums, and the public keys of all sites."""
 
 
 def write_sum_key(folder: Path, name: str) -> None:
@@ -188,7 +195,7 @@ def write_sum_key(folder: Path, name: str) -> None:
 
     Args:
         folder: The site's folder.
-        name: Name of the site, which stands beside the public key.
+        name: Name of the site, which ``sum.pub`` holds before the public key.
     """
     pair = KeyPair()
     write_secret(folder / KEY, f"{_text(pair.private)}\n".encode())
@@ -197,12 +204,12 @@ def write_sum_key(folder: Path, name: str) -> None:
 
 @dataclass(frozen=True)
 class KeyRegistry:
-    """The public keys of all sites, and the private one of this site.
+    """The public keys of all sites for secure sums, and the key pair of this site.
 
     Attributes:
         name: Name of this site.
-        pair: Its keys.
-        keys: Public keys by name of a site.
+        pair: The key pair of this site.
+        keys: Public keys by the site's name.
     """
 
     name: str
@@ -220,7 +227,7 @@ class KeyRegistry:
             UserError: If a line is not a name and a key, or this site's key is not among them.
         """
         path = folder / REGISTRY
-        if not os.path.lexists(path):  # a link to nowhere is no site that answers without masks
+        if not os.path.lexists(path):  # a broken link is an error: the site must not answer without masks
             return None
         keys: dict[str, bytes] = {}
         for number, line in enumerate(_read(path).splitlines(), start=1):
@@ -245,11 +252,11 @@ class KeyRegistry:
         """Returns public keys by client number.
 
         Args:
-            names: Names of a run's sites by client number, as the coordinator says; not trusted.
-            client: The number of this site.
+            names: Names of a run's sites by client number, as the coordinator gives them; not trusted.
+            client: The client number of this site.
 
         Raises:
-            RefusalError: If a site is not in the key registry or occurs twice, or this one has another number.
+            RefusalError: If a site is not in the key registry or occurs twice, or if this site has another number.
         """
         if unknown := [name for name in names if name not in self.keys]:
             raise RefusalError(Code.NAMES, detail=f"site {unknown[0]} is not in this site's key registry")
@@ -283,20 +290,20 @@ def _text(key: bytes) -> str:
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """What a site's operator says of it.
+    """The settings of a site.
 
     Attributes:
         name: Name of the site.
-        folder: Folder of its states.
-        data: Words that describe its images: ``data=folders``, ``data.root=...``.
-        own: Words of ``cache`` and ``fabric``, ``calibration.group`` and ``image.page``.
-        apart: Whether its products are its own, even where those of another site have the same name.
-        key_registry: The keys for secure sums; a site that has some answers in runs of secure sums alone.
-        epsilon: Largest budget of differential privacy of all runs together, whose sites draw the noise; None for any,
-            and for runs without noise.
-        stages: Its products by the stages in which their images come; of none where all are there from the start.
-        policy: What may leave it.
-        coordinator: Who asks, for its log.
+        folder: Folder with the site's log, states and reports.
+        data: Overrides that describe its images: ``data=folders``, ``data.root=...``.
+        own: Overrides of ``cache``, ``fabric``, ``calibration.group`` and ``image.page``.
+        apart: Whether its products are its own, even if products of another site have the same names.
+        key_registry: The keys for secure sums; a site that has them answers only in runs of secure sums.
+        epsilon: Budget of differential privacy for all runs together: the site answers only in runs with noise that
+            sites draw. None for no budget; then it answers in runs without noise too.
+        stages: Its products by the stages in which their images arrive; empty if all are there from the start.
+        policy: What may leave the site.
+        coordinator: Address and authority of the coordinator, for the site's log.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The noise that a site draws itself: its secret never leaves the site, nor does more than the budget pays for."""
+"""The noise that a site draws itself: its secret stays at the site, and the privacy budget pays for every answer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.sites.refusals import Code, RefusalError
 
 _HIDING, _DELTA = 10.0, 1e-5
-"""Largest epsilon, of all runs together, of noise that hides single images, and the largest delta that it holds at: at
-a larger one the same noise has a smaller epsilon."""
+"""Largest epsilon, over all runs together, at which noise counts as hiding single images, and the largest delta for
+it. Without a bound on delta the epsilon says little: at a larger delta the same noise has a smaller epsilon."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """All that a site's answer follows from, beside its images.
+    """What determines a site's answer, in addition to its images.
 
     Attributes:
         configuration: Hash of the run's configuration.
         round: Round of the exchange.
-        exchange: Its index in the round.
+        exchange: Index of the exchange in the round.
         message: Hash of the server's message.
-        state: Hash of the personal state that it starts from.
+        state: Hash of the personal state from which the answer starts.
     """
 
     configuration: str
@@ -45,30 +45,30 @@ class Asked:
 class SiteNoise:
     """A site's noise in one run with differential privacy.
 
-    The coordinator is not trusted to ask once. What is asked again has the same answer with the same noise, and tells
-    nothing new. What is asked in another way has other noise, since the difference of two answers with the same noise
-    would show both without; and it is paid for from the budget, as an answer of its own.
+    The coordinator is not trusted to ask only once. If it repeats a request, it gets the same answer with the same
+    noise, which tells nothing new. If it changes the request, the noise is another one: the same noise would cancel in
+    the difference of the two answers. Such an answer is paid for from the budget like any other.
 
     Args:
         plan: The noise that the run needs.
-        folder: The site's folder of this run.
+        folder: The site's folder for this run.
         images: Hash of the site's images.
-        ledger: What the site has spent in all its runs.
+        ledger: The privacy that the site has spent in all its runs.
 
     Attributes:
-        mechanism: Hash of the noise: releases under another one are paid for apart.
+        mechanism: Hash of the noise: the ledger counts releases under other noise separately.
     """
 
     def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str, ledger: Ledger) -> None:
         self.plan, self._folder, self._images, self._ledger = plan, folder, images, ledger
-        # Before the run's sites are known (`share`): a site that is started again comes to the same.
+        # Computed before `share` changes the plan, so that a site that is started again gets the same hash.
         self.mechanism = blake2b(repr(plan).encode(), digest_size=8).hexdigest()
 
     def check(self) -> None:
-        """Checks that the site has left what the whole run asks for.
+        """Checks that the site's remaining budget pays for the whole run.
 
         Raises:
-            BudgetError: If it has not.
+            BudgetError: If it does not.
         """
         if self.drawn_here:
             self._ledger.check(self._folder.name, self.mechanism, self.plan.epsilon(self.plan.releases))
@@ -80,7 +80,7 @@ class SiteNoise:
 
     @property
     def hides(self) -> bool:
-        """Whether it hides single images, with all that other runs have released under theirs."""
+        """Whether the noise hides single images, together with all that other runs have released under their noise."""
         if not self.drawn_here or self.plan.settings.delta > _DELTA:
             return False
         others = self._ledger.others(self._folder.name, self.mechanism)
@@ -88,27 +88,32 @@ class SiteNoise:
 
     @property
     def words(self) -> str:
-        """Says in words what noise it is, and whether the site counts it."""
-        said = in_words(self.plan.summary(self.plan.releases))
+        """Says in words which noise it is, and whether the site counts it as noise."""
+        text = in_words(self.plan.summary(self.plan.releases))
         none = "; with what this site has sent in other runs it hides no single image, and counts as none"
-        return said + none * (self.drawn_here and not self.hides)
+        return text + none * (self.drawn_here and not self.hides)
 
     def share(self, secure: SecureSum, sites: int) -> None:
-        """Sets the share of the noise that this site adds, where all sites together add it."""
+        """Sets the share of the noise that this site adds, if all sites together add the noise.
+
+        Args:
+            secure: The secure sum that adds the shares up.
+            sites: Number of the run's sites.
+        """
         if isinstance(self.plan, Plan) and self.plan.settings.where == "distributed":
             self.plan = replace(self.plan, carriers=secure.quorum_of(sites))
 
     def check_sum(self, clients: Sequence[int]) -> None:
-        """Checks that a sum holds the whole noise.
+        """Checks that a sum over these clients holds the whole noise.
 
         Raises:
-            UserError: If they are too few.
+            RefusalError: If they are too few.
         """
         if isinstance(self.plan, Plan) and len(clients) < self.plan.carriers:
             raise RefusalError(Code.NOISE, len(clients), self.plan.carriers)
 
     def exchanges(self, method: Method, asked: Asked) -> Exchanges:
-        """Puts the noise around the exchanges of a method."""
+        """Returns the exchanges of a method with this site's noise around them."""
         key = blake2b(self._digest(asked).encode(), key=self._secret, digest_size=32).digest()
         return self.plan.noised(method, key)
 
@@ -117,19 +122,19 @@ class SiteNoise:
         return noise_key(self._folder, None, self._images)
 
     def _digest(self, asked: Asked) -> str:
-        """Hashes what is asked, the size of its noise, and the secret.
+        """Hashes the request, the plan of its noise and the site's secret: by this hash the ledger knows an answer.
 
-        Two sizes of the same noise would tell what they hide; under another secret, which a cleared folder has, the
-        answer is another one.
+        The plan is hashed because the same noise in two sizes would tell what it hides. The secret is hashed because
+        the site draws other noise once its folder was cleared: that answer is another one.
         """
         return blake2b(repr((asked, self.plan)).encode(), key=self._secret, digest_size=16).hexdigest()
 
     def pay(self, exchange: Exchange, client: Client, asked: Asked) -> None:
-        """Notes what is asked for, before it is answered.
+        """Notes an answer in the ledger before it is given, unless the same answer was paid for before.
 
         Raises:
-            UserError: If that overdraws the budget, or the noise would hide no single image any more, or nothing can be
-                noted.
+            UserError: If it overdraws the budget, if the noise would not hide single images any more, or if the ledger
+                cannot be written.
         """
         if not self.plan.released_in([exchange], client):
             return
@@ -138,30 +143,30 @@ class SiteNoise:
         if answer in paid:
             return
         self.plan.check(len(paid) + 1, "this request")
-        epsilon, delta = 0.0, 0.0  # of noise that the coordinator draws the site cannot tell
+        epsilon, delta = 0.0, 0.0  # noise that the coordinator draws costs nothing: the site cannot check it
         if self.drawn_here:
             epsilon, delta = self.plan.epsilon(len(paid) + 1), self.plan.settings.delta
-            if self.hides:  # as which the run was let in: more answers than planned may not change it
+            if self.hides:  # the run was let in because of this; more answers than planned must not change it
                 Ledger(self._ledger.log.file, _HIDING).check(run, self.mechanism, epsilon)
         self._ledger.spend(run, self.mechanism, epsilon, delta, answer, self._images)
 
 
 def is_central(privacy: ImagePrivacy | TrainingPrivacy | None) -> bool:
-    """Tells whether the coordinator draws the noise of a run, and not its sites."""
+    """Tells whether the coordinator draws the noise of a run instead of its sites."""
     return isinstance(privacy, ImagePrivacy) and privacy.where == "central"
 
 
 def planned(config: Config, model: Model, sizes: Mapping[int, int]) -> Plan | TrainingPlan | None:
-    """Plans the noise of a run without stages, for one site; None where it has none.
+    """Plans the noise of a run without stages, for one site; returns None if the run has no noise.
 
     Args:
         config: The run's configuration.
         model: The model.
-        sizes: Images of the site, by its number; of none at a coordinator, which finds out before any site is asked
-            whether the method can be noised: sites would refuse it one by one, and tell no cause.
+        sizes: Number of the site's images, by its client number. A coordinator gives none: it only finds out whether
+            the method can be noised, before it asks sites, which would refuse one by one and tell no cause.
 
     Raises:
-        UserError: If the run cannot keep its promise.
+        UserError: If the run cannot keep the privacy that it promises.
     """
     if (privacy := promised(config)) is None:
         return None
@@ -170,24 +175,24 @@ def planned(config: Config, model: Model, sizes: Mapping[int, int]) -> Plan | Tr
     return privacy.plan(model.method, Course(config["rounds"], sizes, sampler, secure))
 
 
-def check_promise(config: Config, most: float | None) -> None:
-    """Checks that a run promises what a site's operator asks for.
+def check_promise(config: Config, max_epsilon: float | None) -> None:
+    """Checks that a run promises the privacy for which a site's operator asks.
 
     Args:
         config: The run's configuration.
-        most: Largest epsilon, of noise that sites draw themselves; None where the operator asks for nothing.
+        max_epsilon: Largest epsilon, with noise that the sites draw; None if the operator asks for nothing.
 
     Raises:
-        UserError: If the run promises less.
+        RefusalError: If the run promises less privacy.
     """
-    if most is None:
+    if max_epsilon is None:
         return
     privacy = promised(config)
     if (
         privacy is None
         or privacy.epsilon is None
-        or privacy.epsilon > most
+        or privacy.epsilon > max_epsilon
         or privacy.delta > _DELTA
         or is_central(privacy)
     ):
-        raise RefusalError(Code.PROMISE, most)
+        raise RefusalError(Code.PROMISE, max_epsilon)

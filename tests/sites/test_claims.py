@@ -65,14 +65,14 @@ def test_sites_are_told_apart_where_an_older_version_noted_no_images(claims):
 
 def test_a_run_has_one_configuration_and_runs_without_noise_are_few(tmp_path):
     claims = Claims(tmp_path / "new" / "runs.jsonl")
-    claims.begin("d", "configuration", noised=False, most=2)
-    claims.begin("d", "configuration", noised=False, most=1)
+    claims.begin("d", "configuration", noised=False, max_runs=2)
+    claims.begin("d", "configuration", noised=False, max_runs=1)
     with pytest.raises(RefusalError) as refused:
-        claims.begin("d", "another", noised=False, most=2)
+        claims.begin("d", "another", noised=False, max_runs=2)
     assert refused.value.code is Code.REUSED
-    claims.begin("b", "configuration", noised=True, most=1)
+    claims.begin("b", "configuration", noised=True, max_runs=1)
     with pytest.raises(RefusalError, match="has answered in 1 runs without noise"):
-        claims.begin("c", "configuration", noised=False, most=1)
+        claims.begin("c", "configuration", noised=False, max_runs=1)
 
 
 IMAGES = [f"{number:02d}" for number in range(70)]
