@@ -1,4 +1,4 @@
-"""One run whose clients are sites: what its server knows of them, and how it reaches them."""
+"""One run whose clients are sites: how the coordinator builds and plays it, and what it knows of the sites."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from lit_fedad.sites.site_noise import is_central, planned
 from lit_fedad.sites.status import Contact, Status, flat_status
 
 ENROLLED = "sites.json"
-"""File in a run's folder: what sites said of themselves when it began."""
+"""File in a run's folder with the facts that sites gave of themselves when they began to take part."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a coordinator's operator says of a run.
+    """The settings of a run that a coordinator's operator gives.
 
     Attributes:
         overrides: The federation's configuration, as choices and scalar values.
         names: Names of the sites, in the order of their client numbers.
         out: Folder of the run.
-        own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, of the coordinator alone; nothing is tracked
-            without.
-        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
+        own: Overrides of ``cache``, ``fabric``, ``public`` and ``tracking`` for the coordinator alone. Nothing is
+            tracked unless they say so.
+        classes: Names of the classes that the federation learns; none if it looks for anomalies.
     """
 
     overrides: Sequence[str]
@@ -67,8 +67,8 @@ class Plan:
         """Composes the run's configuration.
 
         Raises:
-            UserError: If an override is none that sites take, or several sites are asked for what one client with all
-                images does.
+            UserError: If sites would refuse an override, or if there are several sites and the method is meant for one
+                client that holds all images.
         """
         config = compose_overrides(self.overrides, self.own, coordinator=True)
         if len(self.names) > 1 and of_one_client(self.overrides):
@@ -84,11 +84,11 @@ class Plan:
 
 
 _LONGEST_WAIT = 10
-"""Most rounds until a site that did not join is asked again: each time the run is built anew."""
+"""Most rounds until a site that did not join is asked again: for each attempt the run is built anew."""
 
 
 class JoinError(RunStoppedError):
-    """The end of a run's rounds because sites join: it goes on with them at once."""
+    """Interrupts a run's rounds because sites join: the run goes on with them at once."""
 
     at_once = True
 
@@ -103,16 +103,17 @@ def coordinate(
 
     Args:
         plan: The run.
-        carrier: The way to the sites; numbers are places in ``plan.names``.
+        carrier: Carries requests and replies; it knows sites by their client numbers.
         quiet: Whether only warnings are printed.
-        present: Returns the sites that can be asked now, by number: those that take no part yet join after the round.
+        present: Returns the names of the sites that can be asked now, by client number. Those that take no part yet
+            join after the round.
 
     Returns:
         The content of ``result.json``.
 
     Raises:
-        UserError: If the configuration is invalid, a site does not answer at the start or works with other things,
-            or the run's policy for failures ends it.
+        UserError: If the configuration is invalid, if a site does not answer at the start or has another configuration,
+            version or weights, or if the run's policy for failures ends the run.
     """
     config = plan.config()
     check_crosses(config, plan.classes)
@@ -126,7 +127,14 @@ def coordinate(
 
 
 class SiteClients(Participants, RunCallback):
-    """The sites of a run, and the end of its rounds when others come; made as by `coordinate`."""
+    """The sites of a run as its participants; interrupts the rounds when other sites come. For arguments `coordinate`.
+
+    Attributes:
+        known: Facts that sites have given of themselves, by client.
+        refused: Clients whose sites differ from the coordinator or came too late.
+        again: Round from which a site that did not join is asked again, by client.
+        contacts: When sites have answered, by client.
+    """
 
     fabric: Mapping[str, Any] = {"devices": 1, "num_nodes": 1}
     anew = "another out in federation.yaml begins another run"
@@ -135,38 +143,38 @@ class SiteClients(Participants, RunCallback):
         self.plan, self.carrier, self.present = plan, carrier, present
         self.known: dict[int, Facts] = {}
         self.refused: set[int] = set()
-        self.again: dict[int, int] = {}  # round from which a site is asked to join again
+        self.again: dict[int, int] = {}
         self.contacts = defaultdict[int, Contact](Contact)
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
-        """The operator's view of the sites, and this."""
+        """The operator's view of the sites (`Status`), and this object."""
         self.status = Status(dict(enumerate(self.plan.names)), self.contacts)
         return [self.status, self]
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Looks after each round but the last for sites that take no part yet, but for those that were refused.
+        """Looks after each round but the last for sites that can join; those that were refused cannot.
 
-        One that does not join, such as a site whose operator has not approved the run, is asked again when twice as
-        many rounds have passed, and at most ten later.
+        A site that does not join, for example because its operator has not approved the run, is asked again when twice
+        as many rounds have passed, or after ten more rounds if that is sooner.
 
         Raises:
-            JoinError: If there are some.
+            JoinError: If there are such sites.
         """
         round = report.round
-        come = {
+        joining = {
             client: name
             for client, name in sorted(self.present().items())
             if client not in self.refused
             and not self.known.get(client, ABSENT).size
             and round >= self.again.get(client, 0)
         }
-        if come and 0 <= round < federation.rounds:
-            self.again |= dict.fromkeys(come, round + min(max(round, 1), _LONGEST_WAIT))
-            raise JoinError(f"sites join after round {round}: {', '.join(come.values())}")
+        if joining and 0 <= round < federation.rounds:
+            self.again |= dict.fromkeys(joining, round + min(max(round, 1), _LONGEST_WAIT))
+            raise JoinError(f"sites join after round {round}: {', '.join(joining.values())}")
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
-        """Builds all parts of a run, once every site has said who it is; see `Participants.build`."""
+        """Asks every site who it is, and builds all parts of the run; see `Participants.build`."""
         plan, names, folder = self.plan, dict(enumerate(self.plan.names)), RunFolder.of(config)
         run_of = f"{identity(config)}/{folder.path.name}"
         drawn = build(config.get("public")) if takes(config["method"]["server"], "public") else None
@@ -182,7 +190,7 @@ class SiteClients(Participants, RunCallback):
         sites = Sites(self.carrier, asked, plan.names, fabric, self.contacts, largest)
         begun = any((folder.path / "checkpoints").glob("round_*"))
         open_to_all = joinable(config, model) or not begun
-        known = {client: own for client, own in self.known.items() if own.size}
+        known = {client: site for client, site in self.known.items() if site.size}
         enrolled = folder.path / ENROLLED
         facts, warnings = enrol(sites, config, model, enrolled, open_to_all, known)
         if sites.told_apart:
@@ -192,8 +200,8 @@ class SiteClients(Participants, RunCallback):
         for line in warnings:
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
-        central = is_central(promised(config))  # all other noise sites draw
-        held = {client: own.held for client, own in sorted(facts.items())}  # other sites get other noise
+        central = is_central(promised(config))  # the sites draw all other noise
+        held = {client: site.held for client, site in sorted(facts.items())}  # other sites get other noise
         federation = build_federation(
             config,
             folder.path,
@@ -213,7 +221,7 @@ class SiteClients(Participants, RunCallback):
         assert isinstance(run.data, SitesData)
         federation, products, facts = run.federation, run.data.products, run.data.facts
         run.calibration = calibrate(federation, federation.rounds, CalibrationQuery(products, None))
-        # Which class a semantic anomaly is taken for is not known.
+        # For semantic anomalies nobody knows which class they would be taken for, so there is no threshold by class.
         semantic = any(site.anomalies for site in facts.values())
         by_product = run.config["calibration"]["by"] == "product" and not semantic
         held = {client: site.held for client, site in facts.items()}
@@ -228,18 +236,18 @@ class SiteClients(Participants, RunCallback):
 def joinable(config: Config, model: Model) -> bool:
     """Tells whether sites can join a run that has begun.
 
-    They cannot where the method needs all from the beginning (`Method.joinable`), where one set of sites adds its
-    messages up, and where noise was planned for so many.
+    They cannot if the method needs all sites from the beginning (`Method.joinable`), if messages are summed over a
+    fixed set of sites, or if the noise was planned for their number.
     """
     return not is_protected(config) and model.method.joinable
 
 
 @dataclass(frozen=True)
 class SitesData:
-    """What the server knows of the sites' images (`RunData`): their numbers.
+    """What the server knows of the sites' images (`RunData`): how many there are.
 
     Attributes:
-        facts: What sites said of themselves, by client.
+        facts: The facts that sites gave of themselves, by client.
         products: Names of all sites' products or classes.
         status: The operator's view of the sites.
         module: Numbers of training images by client.
@@ -259,7 +267,7 @@ class SitesData:
         return np.array([[site.of_product(name) for name in self.products] for site in self.facts.values()])
 
     def tests(self, classes: bool) -> TestsElsewhere:
-        """Describes the sites' test images, of a run that learns classes or not."""
+        """Describes the sites' test images; `classes` says whether the run learns classes."""
         sites = list(self.facts.values())
         tested = [[int(site.tested.get(name, 0)) for name in self.products] for site in sites]
         by_stage = [np.array([[size] for size in sizes]) for sizes in self.module.by_stage.values()]
@@ -290,16 +298,16 @@ class SitesData:
         }
 
     def record(self, config: Config) -> Record:
-        """Returns what MLflow records: no images are here, and what identifies them is what the sites said."""
+        """Returns what MLflow records; no images are here, so the sites' facts identify them."""
         digest = self._first.configuration
         products = {self.status.names[client]: site.held for client, site in self.facts.items()}
-        # The folder of every federation's run is called alike.
+        # The folders of all federations' runs have the same name, so it cannot serve as the run's name.
         run_name = f"{config['method']['name']}-sites-s{config['seed']}"
         return Record("sites", "sites", digest, products, run_name)
 
     def measures(self, history: Sequence[RoundReport]) -> dict[str, float]:
-        """Returns what is known of each site after a round."""
+        """Returns what is known of each site after a round, as numbers by name."""
         return flat_status(self.status.sites(history, {}))
 
     def save(self, folder: Path) -> None:
-        """Writes nothing: which image is whose only the sites know."""
+        """Writes nothing: only the sites know which client has which image."""

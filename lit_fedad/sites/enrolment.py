@@ -1,4 +1,4 @@
-"""The first exchange with sites: who they are, how many images they hold, and whether all work with the same things."""
+"""The first exchange with sites: who they are, how many images they hold, and whether all have the same settings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from lit_fedad.sites.states import digest_of
 
 @dataclass(frozen=True)
 class SiteSizes:
-    """What the server knows of the sites' training data (`ClientData`): their sizes.
+    """What the server knows of the sites' training data (`ClientData`): how many images there are.
 
     Attributes:
-        by_stage: Training images by client and stage.
-        timetable: When stages come; None where all images of all sites are there from the start.
-        stages: Stage of each client.
-        of_all: Whether sites hold the images of all stages, and not those of theirs.
+        by_stage: Numbers of training images by client and stage.
+        timetable: Rounds in which stages begin; None if all images of all sites are there from the start.
+        stages: Current stage of each client.
+        of_all: Whether the sizes are over all stages instead of the current one.
     """
 
     by_stage: Mapping[int, Sequence[int]]
@@ -47,21 +47,21 @@ class SiteSizes:
     @classmethod
     def of(cls, facts: Mapping[int, Facts], rounds: int) -> SiteSizes:
         """Counts the images of sites, in a federation of so many rounds."""
-        by_stage = {client: own.stage_sizes or [0] for client, own in sorted(facts.items())}
+        by_stage = {client: site.stage_sizes or [0] for client, site in sorted(facts.items())}
         lengths = list(map(len, by_stage.values()))
         timetable = Timetable(lengths, rounds) if max(lengths) > 1 else None
         return cls(by_stage, timetable, dict.fromkeys(by_stage, 0))
 
     @property
     def milestones(self) -> frozenset[int]:
-        """Rounds after which sites go on to other stages."""
+        """Rounds after which sites go on to their next stages."""
         return frozenset() if self.timetable is None else self.timetable.milestones
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Training images by client."""
+        """Numbers of training images by client."""
         if self.of_all:
-            return {client: sum(own) for client, own in self.by_stage.items()}
+            return {client: sum(stages) for client, stages in self.by_stage.items()}
         return {client: self.by_stage[client][stage] for client, stage in self.stages.items()}
 
     def at(self, round: int) -> SiteSizes:
@@ -83,7 +83,7 @@ def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
     """Checks that a federation's configuration works with sites.
 
     Raises:
-        UserError: If its method or task needs what no site shares, or what is learnt has no names.
+        UserError: If its method or task needs data that no site shares, or the classes that it learns are not named.
     """
     name, server = config["method"]["name"], config["method"]["server"]
     if takes(server, "server_labelled"):
@@ -109,12 +109,12 @@ def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
 
 
 def _drawn(public: Config) -> bool:
-    """Tells whether public images are drawn, and so in no site's folder."""
+    """Tells whether public images are generated, so that no site can hold them."""
     return locate(public["_target_"]) is synthetic or ("root" in public and public["root"] is None)
 
 
 ABSENT = Facts()
-"""What is known of a site that takes no part: it has no images."""
+"""Facts that stand for a site that takes no part: it has no images."""
 
 
 def agreement(config: Config, model: Model) -> dict[str, Any]:
@@ -133,13 +133,13 @@ def differences(
     """Finds the sites that work with another configuration, version or weights than the server, or cannot train.
 
     Returns:
-        A line for each of them, by client.
+        A line for each of these sites, by client.
     """
-    first = next((own for _, own in sorted(facts.items()) if own.size), ABSENT)
+    first = next((site for _, site in sorted(facts.items()) if site.size), ABSENT)
     here = Facts(**agreement(config, model), anomalies=first.anomalies, form=first.form)
     lines = {
-        client: _difference(own, here, config["rounds"], model.provenance)
-        for client, own in sorted(facts.items())
+        client: _difference(site, here, config["rounds"], model.provenance)
+        for client, site in sorted(facts.items())
     }
     return {client: f"site {names[client]} {line}" for client, line in lines.items() if line}
 
@@ -156,38 +156,46 @@ _ADVICE = {
 }
 
 
-def _difference(own: Facts, here: Facts, rounds: int, backbone: Mapping[str, Any]) -> str:
-    """Tells in what a site differs from the server, whose backbone is named, or from the first site; or nothing."""
-    if not works_with(here.version, own.version):
-        return f"has another version of lit_fedad ({own.version}, here {here.version}); install the same everywhere"
+def _difference(site: Facts, here: Facts, rounds: int, backbone: Mapping[str, Any]) -> str:
+    """Says in what a site differs from the server or from the first site; returns no text if it does not.
+
+    Args:
+        site: The facts of the site.
+        here: The facts that they should be: the server's, and some of the first site.
+        rounds: Number of rounds of the run.
+        backbone: Description of the server's backbone, for the advice.
+    """
+    if not works_with(here.version, site.version):
+        return f"has another version of lit_fedad ({site.version}, here {here.version}); install the same everywhere"
     for field, (what, mend) in _ADVICE.items():
-        theirs, ours = getattr(own, field), getattr(here, field)
+        theirs, ours = getattr(site, field), getattr(here, field)
         if theirs != ours:
             advice = mend.format(**backbone)
             return f"has another {what} ({theirs or 'none'}, here {ours or 'none'}); {advice}"
-    if not own.size or not all(own.stage_sizes):
+    if not site.size or not all(site.stage_sizes):
         return "has no image to train with; give it some, or leave it out"
-    if len(own.stages) > max(rounds, 1):
-        return f"has images in {len(own.stages)} stages, and rounds={rounds}: give at least as many rounds"
+    if len(site.stages) > max(rounds, 1):
+        return f"has images in {len(site.stages)} stages, and rounds={rounds}: give at least as many rounds"
     return ""
 
 
 def works_with(here: str, there: str) -> bool:
-    """Tells whether a coordinator works with sites of a version: its own, or that of a minor version less.
+    """Tells whether a coordinator works with sites of a version: its own minor version, or the one before it.
 
     Example:
         >>> [works_with("0.4.1", there) for there in ("0.4.0", "0.3.2", "0.2.0", "0.5.0", "1.4.1", "?")]
         [True, True, False, False, False, False]
     """
     try:
-        (major, minor), (other, less) = (map(int, version.split(".")[:2]) for version in (here, there))
+        (major, minor), (site_major, site_minor) = (map(int, v.split(".")[:2]) for v in (here, there))
     except ValueError:
         return False
-    return major == other and minor - less in (0, 1)
+    return major == site_major and minor - site_minor in (0, 1)
 
 
 _MOST_SHARE = 0.9
-"""Share of all images above which a site is named: the number is its own word, and what it sends weighs as much."""
+"""Share of all images above which there is a warning of a site: nobody can check its number, and its messages weigh by
+it."""
 
 
 def enrol(
@@ -198,48 +206,47 @@ def enrol(
     joinable: bool,
     known: Mapping[int, Facts],
 ) -> tuple[dict[int, Facts], list[str]]:
-    """Asks sites who they are.
+    """Asks sites who they are, and settles which products the model tells apart: those of the first sites of the run.
 
-    What they say is kept, and the products that the model tells apart are settled: those of the sites that the run
-    begins with. Where the policy for failures is to skip who fails, a run begins or goes on without those
-    that are away or differ: a site that has been in it takes part again once it answers, another one joins.
+    The facts that sites give are stored. If the run's policy is to skip clients that fail, it begins or goes on without
+    sites that are away or differ. A site that has been in the run takes part again once it answers; another one joins.
 
     Args:
         sites: The transport.
         config: The server's configuration.
         model: The server's model.
-        file: File of what those said that have been in the run; written here.
-        joinable: Whether sites can come to the run that have not been in it.
-        known: What sites said that need not be asked.
+        file: File with the facts of the sites that have been in the run; written here.
+        joinable: Whether sites that have not been in the run can join it.
+        known: Facts of sites that need not be asked, by client.
 
     Returns:
-        What they say, by client, `ABSENT` for those that take no part; and warnings.
+        The facts by client, `ABSENT` for sites that take no part; and warnings.
 
     Raises:
-        UserError: If a site is away or differs and the run does not go on without it, if none is left, or the file
-            cannot be read.
+        UserError: If a site is away or differs and the run does not go on without it, if no site is left, or if the
+            file cannot be read.
     """
     names = dict(enumerate(sites.names))
     before, settled = _read(file, names)
     outcome = sites.hello([client for client in names if client not in known])
     answered = {client: reply.facts for client, reply in outcome.values.items()}
-    said = dict(known) | answered
+    all_facts = dict(known) | answered
     away = {client: f"site {names[client]}: {cause}" for client, cause in outcome.failures.items()}
-    differing = differences(config, model, said, names)
+    differing = differences(config, model, all_facts, names)
     if not joinable:
         late = "was not in this run from its beginning, and cannot join: another out in federation.yaml is another run"
         differing |= {c: f"site {names[c]} {late}" for c in answered if c not in before}
-    if settled:  # also before the first checkpoint: the sites know the run by them
+    if settled:  # also before the first checkpoint: a site's claims hold the run's products already
         late = "has products that no site had when this run began, which its model does not tell apart: begin another"
         differing |= {
-            c: f"site {names[c]} {late}" for c, own in answered.items() if not set(own.held) <= set(settled)
+            c: f"site {names[c]} {late}" for c, site in answered.items() if not set(site.held) <= set(settled)
         }
-    good = {client: own for client, own in said.items() if client not in differing}
+    good = {client: site for client, site in all_facts.items() if client not in differing}
     trouble = away | differing
     if trouble and (config["federation"]["sampler"]["on_failure"] != "skip" or not good):
         raise UserError("; ".join(trouble.values()))
     sites.left_out = differing
-    returning = {client: own for client, own in before.items() if client in away}
+    returning = {client: site for client, site in before.items() if client in away}
     sites.absent = {client: cause for client, cause in trouble.items() if client not in returning}
     facts = dict.fromkeys(names, ABSENT) | returning | good
     warnings = [
@@ -247,7 +254,7 @@ def enrol(
         + (", and it takes part again when it answers" if client in returning else "")
         for client, line in trouble.items()
     ]
-    held = list(dict.fromkeys(product for own in facts.values() for product in own.held))
+    held = list(dict.fromkeys(product for site in facts.values() for product in site.held))
     if tells_products(config):
         sites.told_apart = held = settled or held
         _check_number(held, facts, names)
@@ -257,7 +264,7 @@ def enrol(
 
 
 def _check_number(products: Sequence[str], facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
-    """Refuses more products than a model tells apart, naming the site that has most."""
+    """Refuses more products than a model can tell apart; the message names the site that has most."""
     if are_products(products):
         return
     client = max(facts, key=lambda client: len(facts[client].held))
@@ -270,38 +277,38 @@ def _check_number(products: Sequence[str], facts: Mapping[int, Facts], names: Ma
 def _doubts(
     answering: Mapping[int, Facts], facts: Mapping[int, Facts], names: Mapping[int, str]
 ) -> list[str]:
-    """Warns of sites with other versions than here, and of one that says it has nearly all images."""
+    """Returns warnings of sites with other versions than here, and of one that says it has nearly all images."""
     here = {"torch": torch.__version__, "lit_fedad": lit_fedad.__version__}
     lines = [
         f"site {names[client]} has {package} {theirs}, here is {here[package]}: last digits may differ"
-        for client, own in sorted(answering.items())
-        for package, theirs in (("torch", own.torch), ("lit_fedad", own.version))
+        for client, site in sorted(answering.items())
+        for package, theirs in (("torch", site.torch), ("lit_fedad", site.version))
         if theirs != here[package]
     ]
-    total = sum(own.size for own in facts.values())
+    total = sum(site.size for site in facts.values())
     return lines + [
-        f"site {names[client]} says that it has {own.size} of all {total} images: the merged model is nearly its own;"
+        f"site {names[client]} says that it has {site.size} of all {total} images: the merged model is nearly its own;"
         " ask its operator"
-        for client, own in sorted(facts.items())
-        if _MOST_SHARE * total < own.size < total
+        for client, site in sorted(facts.items())
+        if _MOST_SHARE * total < site.size < total
     ]
 
 
 def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]) -> None:
-    said = {names[client]: {"client": client, **asdict(own)} for client, own in sorted(facts.items())}
-    with told_unwritable(file), atomic(file) as part:
-        part.write_text(json.dumps({"products": list(products), "sites": said}, indent=1))
+    content = {names[client]: {"client": client, **asdict(site)} for client, site in sorted(facts.items())}
+    with told_unwritable(file), atomic(file) as partial:
+        partial.write_text(json.dumps({"products": list(products), "sites": content}, indent=1))
 
 
 def _read(file: Path, names: Mapping[int, str]) -> tuple[dict[int, Facts], list[str]]:
-    """Returns what sites said that have been in the run, and the products that its model tells apart."""
+    """Reads the facts of the sites that have been in the run, and the products that its model tells apart."""
     if not file.exists():
         return {}, []
     try:
         content = plain_json(stored_text(file))
         said, products = content["sites"], content["products"]
         numbers = {name: own.pop("client") for name, own in said.items()}
-        found = {numbers[name]: Facts.read(own) for name, own in said.items()}
+        facts = {numbers[name]: Facts.read(own) for name, own in said.items()}
         if not (isinstance(products, list) and are_products(products)):
             raise ValueError("no names of products")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, UserError) as error:
@@ -313,4 +320,4 @@ def _read(file: Path, names: Mapping[int, str]) -> tuple[dict[int, Facts], list[
             f"sites: {moved[0]} has been in this run and keeps its place; remove its key instead, and"
             " add others at the end"
         )
-    return found, products
+    return facts, products

@@ -1,6 +1,6 @@
-"""What a coordinator and a site send each other: a header of plain values, and one serialised message.
+"""Messages between a coordinator and a site: a header of plain values, and one serialised message as payload.
 
-Both are read as what anybody could have sent: every value has a type and a range, and an unknown key is refused.
+Neither end trusts what it reads: every value has a type and a range, and an unknown key is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lit_fedad.core.text import printable
 from lit_fedad.sites.refusals import MOST_NUMBERS, text_of
 
 FORMAT = 7
-"""Version of these messages: raise it when one that is sent could be misread by an older version."""
+"""Version of these messages: raise it when an older version could misread one of them."""
 
 _LENGTH = struct.Struct(">I")
 _LONGEST_HEADER = 1 << 20
@@ -26,25 +26,25 @@ LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 """Most bytes of a message before its payload."""
 
 LONGEST_SHARES = 64 << 20
-"""Most bytes of keys and shares in a message of a secure sum: some hundred for each of the other sites."""
+"""Most bytes of keys and shares in a message of a secure sum: it has some hundred for each of the other sites."""
 
 _LONGEST_TEXT = 500
 _MOST_ENTRIES = 1000
-_MOST_SCALARS = 50  # each becomes curves in the tracker; tasks and methods have ten at most
+_MOST_SCALARS = 50  # each becomes several curves in the tracker; tasks and methods have at most ten
 _RUN = re.compile(r"[0-9a-f]{16}")
 _WORD = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)
 _MARK = re.compile(r"[\w.+-]{0,64}", re.ASCII)  # versions and hashes
 _FORM = re.compile(r"|\d{1,4} classes and sets of anomalies \([0-9a-f]{8}\)")
 QUESTIONS = ("scores", "calibration", "decisions", "further decisions")
-"""What sites are asked of their test images, and of those that they calibrate with."""
+"""Questions to sites about their test images and their calibration images."""
 
 MOST_PRODUCTS = 200
-"""Most products or classes that a site has, or all sites together where a model tells them apart: each has own sums."""
+"""Most products or classes of a site, or of all sites if a model tells them apart: each of them has sums of its own."""
 _LONGEST_PRODUCT = 100
 
 
 class _Message:
-    """A header of plain values, and one payload."""
+    """A message: a header of plain values, which are the fields of a subclass, and one payload."""
 
     sender: ClassVar[str]
     payload: bytes
@@ -61,7 +61,7 @@ class _Message:
         """Reads a message.
 
         Raises:
-            UserError: If the bytes hold none.
+            UserError: If the bytes hold no valid message.
         """
         try:
             (length,) = _LENGTH.unpack_from(blob)
@@ -82,18 +82,18 @@ class _Message:
         return message
 
     def check(self) -> None:
-        """Checks the values against each other, and their ranges.
+        """Checks the ranges of the values, and that they fit together.
 
         Raises:
-            UserError: If one is out of range.
+            UserError: If a value is out of range.
         """
 
 
 @dataclass(frozen=True)
 class Request(_Message):
-    """What a coordinator asks of one site.
+    """A coordinator's request to one site.
 
-    A site starts from the personal state that it had after step `base`, whatever it has done since: a request may be
+    A site starts from the personal state that it had after step `base`, whatever it has done since: so a request may be
     sent twice, and a coordinator that went back to its checkpoint finds the older state.
 
     Attributes:
@@ -101,22 +101,22 @@ class Request(_Message):
             ``offer`` and ``reveal``.
         run: The run, 16 hexadecimal digits.
         overrides: The federation's configuration, as choices and scalar values.
-        client: The number that the site has in this run.
-        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
-        products: Names of all sites' products, where the model tells them apart; none before sites have named theirs.
+        client: The site's client number in this run.
+        classes: Names of the classes that the federation learns; none if it looks for anomalies.
+        products: Names of all sites' products, if the model tells them apart; none before sites have named theirs.
         round: Round of the context.
         exchange: Index of the exchange in the round.
-        sums: Whether the message is that of `Exchanges.leave_out` instead.
-        step: Number of this request in the run; the state that it leaves is kept under it.
-        base: Step whose state it starts from; 0 for the initial one.
-        settled: States of earlier steps are not needed any more.
-        keep: Whether what predicts is kept as personal state (`Pose.keep`).
-        question: Which of `QUESTIONS`; empty with another kind, which would else stand in the log under that name.
-        numbers: Its numbers.
-        names: Its names: those of all clients' products; with ``offer``, those of the sites by client number.
+        sums: Whether the message belongs to `Exchanges.leave_out` instead of that exchange.
+        step: Number of this request in the run; the site stores its new state under this number.
+        base: Step from whose state the site starts; 0 for the initial state.
+        settled: States of steps before this one are not needed any more.
+        keep: Whether the model that predicts is kept as personal state (`Pose.keep`).
+        question: One of `QUESTIONS`; empty for other kinds, since the log would show such a request under its name.
+        numbers: Numbers that belong to the question.
+        names: Names of all clients' products; with ``offer``, names of the sites by client number.
         sealed: Number of bytes at the payload's beginning that are the envelopes of a secure sum.
-        same: Hash of the server's message, where the site should still have it from the request before; empty where the
-            payload holds it.
+        same: Hash of the server's message, if the site should still have it from its last request; empty if the
+            payload holds the message.
         payload: The server's message, serialised.
     """
 
@@ -144,7 +144,7 @@ class Request(_Message):
 
     def check(self) -> None:
         """Checks ranges, that a question is one of `QUESTIONS`, and names of products; see `_Message.check`."""
-        within = (
+        valid = (
             self.kind in ("hello", "play", "ask", "offer", "reveal")
             and _RUN.fullmatch(self.run) is not None
             and 0 <= self.client < 10_000
@@ -158,25 +158,26 @@ class Request(_Message):
             and are_products(self.products)
             and are_products(self.classes)
         )
-        if not within:
+        if not valid:
             raise UserError("the coordinator sent a request whose numbers are out of range")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a site says of itself and of the run, and in what all sites of a run must agree.
+    """What a site says of itself and of the run; all sites of a run must agree in some of these facts.
 
     Attributes:
         version: Version of lit_fedad.
         torch: Version of torch.
         configuration: Hash of the composed configuration.
-        backbone: Hash of the frozen features.
+        backbone: Hash of the frozen backbone.
         initial: Hash of the client's initial weights.
-        stages: Training images by product, of each stage in which they come; of one where all are there from the start.
-        held: Images by product, those that it keeps back for calibration included.
-        tested: Test images by product or class.
-        anomalies: Names of the sets of semantic anomalies; of none for other images.
-        form: Number and hash of the classes that semantic anomalies are told from, whose labels are places among them.
+        stages: Numbers of training images by product, for each stage in which images arrive; one stage if all are there
+            from the start.
+        held: Numbers of images by product, including those that the site keeps back for calibration.
+        tested: Numbers of test images by product or class.
+        anomalies: Names of the sets of semantic anomalies; none for other images.
+        form: For semantic anomalies, number and hash of classes and sets: labels are indices into their list.
     """
 
     version: str = ""
@@ -193,7 +194,7 @@ class Facts:
     @property
     def stage_sizes(self) -> list[int]:
         """Number of training images of each stage."""
-        return [int(sum(own.values())) for own in self.stages]
+        return [int(sum(stage.values())) for stage in self.stages]
 
     @property
     def size(self) -> int:
@@ -202,16 +203,16 @@ class Facts:
 
     def of_product(self, product: str) -> int:
         """Returns the number of training images of a product."""
-        return int(sum(own.get(product, 0) for own in self.stages))
+        return int(sum(stage.get(product, 0) for stage in self.stages))
 
     @classmethod
     def read(cls, content: Any) -> Facts:
-        """Reads plain values that anybody could have sent or stored.
+        """Reads facts from plain values, which are not trusted.
 
         Raises:
-            UserError: If one is out of range.
-            ValueError: If there are others than the fields.
-            TypeError: If one is of another type.
+            UserError: If a value is out of range.
+            ValueError: If the keys are not those of the fields.
+            TypeError: If a value is of another type.
         """
         facts = cls(**_checked(cls, content))
         facts.check()
@@ -219,7 +220,7 @@ class Facts:
 
     def check(self) -> None:
         """Checks sizes, names, and that texts are versions or hashes; see `_Message.check`."""
-        stages = (size for own in self.stages for size in own.values())
+        stages = (size for stage in self.stages for size in stage.values())
         sizes = (*stages, *self.held.values(), *self.tested.values())
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
@@ -232,14 +233,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Reply(_Message):
-    """What a site answers.
+    """A site's reply to a request.
 
     Attributes:
-        step: Number of the request that it answers.
-        code: Why it failed (`lit_fedad.sites.refusals.Code`); 0 where it did not.
+        step: Number of the request.
+        code: Why the request failed (`lit_fedad.sites.refusals.Code`); 0 if it did not.
         numbers: The numbers that belong to the code. No text of an error leaves a site.
         scalars: Loss and other scalars of training.
-        facts: In answer to ``hello``.
+        facts: The site's facts, in answer to ``hello``.
         payload: The client's message, serialised.
     """
 
@@ -252,13 +253,13 @@ class Reply(_Message):
 
     @property
     def cause(self) -> str:
-        """Why it failed, in one line; empty where it did not."""
+        """Why the request failed, in one line; empty if it did not."""
         return text_of(self.code, self.numbers) if self.code else ""
 
     sender: ClassVar[str] = "the site"
 
     def check(self) -> None:
-        """Checks how much is said of an error, and number and names of scalars; see `_Message.check`."""
+        """Checks how many numbers a code has, and number and names of scalars; see `_Message.check`."""
         if len(self.scalars) > _MOST_SCALARS:
             raise UserError(f"the site sent {len(self.scalars)} scalars, at most {_MOST_SCALARS} are taken")
         if len(self.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in self.scalars):
@@ -266,7 +267,7 @@ class Reply(_Message):
 
 
 def are_products(names: Collection[str]) -> bool:
-    r"""Tells whether texts are names of products or classes: different, printable, of 100 characters at most, few.
+    r"""Tells whether texts can be names of products: different, printable, at most 100 characters, and not too many.
 
     Example:
         >>> [are_products(names) for names in (["nut", "M8 bolt"], ["nut", "nut"], ["a\n"], ["x" * 101])]
@@ -278,9 +279,9 @@ def are_products(names: Collection[str]) -> bool:
 
 
 def when(round: object, asked: object) -> str:
-    """Returns when in a run a request comes: a question after a round has the message, and the number, of the next.
+    """Returns in words when in a run a request comes, by its round and its kind or question.
 
-    The steps of a secure sum name no round.
+    A question after a round comes with the message and the number of the next. The steps of a secure sum name no round.
 
     Example:
         >>> [when(round, asked) for round, asked in ((0, "play"), (3, "play"), (1, "scores"), (3, "scores"))]
@@ -299,7 +300,7 @@ def when(round: object, asked: object) -> str:
 
 
 def digest(message: bytes) -> str:
-    """Computes the hash by which a message is known that is not sent again; empty for an empty one."""
+    """Computes the hash that names a message which is not sent again; empty for an empty message."""
     return hashlib.sha256(message).hexdigest() if message else ""
 
 
@@ -312,7 +313,7 @@ def _checked(kind: Any, header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any, declared: str) -> Any:
-    """Reads a value of a declared type, of at most a thousand entries."""
+    """Checks and returns a value of a declared type; lists and dictionaries have at most a thousand entries."""
     if declared == "Facts":
         return Facts.read(value)
     if declared == "str" or declared.startswith("Literal"):

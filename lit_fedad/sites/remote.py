@@ -1,4 +1,4 @@
-"""The transport to clients that are sites: requests and replies over a carrier that only knows bytes."""
+"""The transport to clients that are sites: it sends requests and reads replies over a carrier of bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lit_fedad.sites.status import Contact
 T = TypeVar("T")
 _FILE = "sites.pt"
 _AGAIN = text_of(Code.AGAIN, [])
-# Words of a masked message have up to 64 bits, where the message has 16.
+# A masked message has up to 64 bits for each value, where the message itself may have 16.
 _MASKED = 4
 
 
@@ -34,7 +34,7 @@ class NoReply:
 
     Attributes:
         cause: Why, in one line.
-        away: Whether its site may be gone; else it did answer, and what came is refused.
+        away: Whether the site may be gone; if not, it did answer, and its answer is refused.
     """
 
     cause: str
@@ -42,29 +42,30 @@ class NoReply:
 
 
 class Carrier(Protocol):
-    """The way of bytes to sites and back."""
+    """Carries bytes to sites and back."""
 
-    def carry(self, requests: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | NoReply]]:
-        """Brings each client its request, and yields what came back.
+    def carry(self, requests: Mapping[int, bytes], max_bytes: int) -> Iterator[tuple[int, bytes | NoReply]]:
+        """Brings each client its request, and yields the replies.
 
         Args:
             requests: Bytes by client.
-            most: Most bytes of a reply; of a longer one no more than that should be read.
+            max_bytes: Most bytes of a reply; of a longer one no more than that should be read.
 
         Yields:
-            Every client with its reply, or why there is none, as they come. Replies are not trusted.
+            Every client with its reply, or the cause why there is none, in the order in which they arrive. Replies are
+            not trusted.
         """
 
 
-def too_long(length: int | None, most: int) -> NoReply:
-    """Says that a reply is longer than any of its declared form.
+def too_long(length: int | None, max_bytes: int) -> NoReply:
+    """Says that a reply is longer than its declared form allows.
 
     Args:
-        length: Its number of bytes; None where it was not read to its end.
-        most: Most bytes of a reply.
+        length: Number of bytes of the reply; None if it was not read to its end.
+        max_bytes: Most bytes of a reply.
     """
     return NoReply(
-        f"sent {'' if length is None else f'{length}, '}more than {most} bytes, the most that a reply may have",
+        f"sent {'' if length is None else f'{length}, '}more than {max_bytes} bytes, the most that a reply may have",
         away=False,
     )
 
@@ -72,24 +73,24 @@ def too_long(length: int | None, most: int) -> NoReply:
 class Sites:
     """The transport to sites.
 
-    A site that does not answer costs its round one timeout: until the next round begins it is asked nothing more.
+    A site that does not answer costs a round one timeout: it gets no more requests until the next round begins.
 
     Args:
-        carrier: Carries bytes.
-        asked: A request of the run, with what all of them have in common.
+        carrier: Carries the bytes of requests and replies.
+        asked: A request with the values that all requests of the run have in common.
         names: Names of the sites, in the order of their client numbers.
         fabric: Tells callbacks of the progress.
-        contacts: Is told when sites answer, by client.
-        largest: Computes the most bytes that an exchange's uploads may have.
+        contacts: When sites have answered, by client; updated here.
+        largest: Computes the most bytes that an upload of an exchange may have.
 
     Attributes:
-        products: Names of all sites' products, once they have said who they are.
-        told_apart: Those of them that the model tells apart.
-        step: Number of requests that were given so far.
-        left_out: Sites that are asked nothing, and why.
-        absent: Sites that take no part, these among them, and why.
-        bases: Step of the state that each client has, as far as the server knows.
-        settled: The same in the last complete checkpoint.
+        products: Names of all sites' products, once the sites have named them.
+        told_apart: The products that the model tells apart.
+        step: Number of the last request; each `play` and `ask` has one number for all clients.
+        left_out: Sites that get no requests, and why, by client.
+        absent: Sites that take no part, including those left out, and why, by client.
+        bases: Step after which each client's current state was stored, as far as the server knows.
+        settled: The same as in the last complete checkpoint.
     """
 
     def __init__(
@@ -108,15 +109,15 @@ class Sites:
         self.step = 0
         self.bases = dict.fromkeys(range(len(names)), 0)
         self.settled = dict(self.bases)
-        self._played: dict[int, int] = {}
-        self._sent: dict[int, str] = {}
+        self._played: dict[int, int] = {}  # step of the last turn that is not settled yet, by client
+        self._sent: dict[int, str] = {}  # hash of the message in a site's last request, by client
         self.left_out: Mapping[int, str] = {}
         self.absent: Mapping[int, str] = {}
         self._round: int | None = None
-        self._away: dict[int, str] = {}
+        self._away: dict[int, str] = {}  # why sites get no more requests in this round, by client
 
     def hello(self, clients: Collection[int]) -> Outcome[Reply]:
-        """Asks sites who they are."""
+        """Asks sites to say who they are (`Facts`)."""
         return self._carry(
             {client: replace(self.asked, kind="hello", client=client) for client in clients}, 0
         )
@@ -127,47 +128,47 @@ class Sites:
         """Plays an exchange with every site that a message is for; see `Transport.play`.
 
         Raises:
-            UserError: If clients are to be scored right after training, which sites are not.
+            UserError: If clients are to be scored right after training, which sites cannot do.
         """
         if scored:
             raise UserError("sites are not scored right after training: this data cannot be evaluated there")
         if sent.context.round != self._round:
             self._round, self._away = sent.context.round, {}
-        most = self.largest(sent.exchange) * (_MASKED if envelopes else 1)
-        replies = self._send("play", sent, most, envelopes or {})
+        max_bytes = self.largest(sent.exchange) * (_MASKED if envelopes else 1)
+        replies = self._send("play", sent, max_bytes, envelopes or {})
         self._played |= dict.fromkeys(replies.values, self.step)
         results = {c: ClientResult(reply.payload, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
 
     def settle(self, counted: Collection[int]) -> None:
-        """Has sites go on from their last turns or from before; see `Transport.settle`."""
+        """Notes which sites go on from their last turn, and which from the state before it; see `Transport.settle`."""
         self.bases |= {client: step for client, step in self._played.items() if client in counted}
         self._played = {}
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
-        """Brings sites messages of a secure sum; see `Transport.confer`."""
-        asked = {c: self._request(step, c, names=self.names, payload=blob) for c, blob in blobs.items()}
-        replies = self._carry(asked, LONGEST_SHARES, turns=False)
+        """Brings sites the messages of a secure sum; see `Transport.confer`."""
+        requests = {c: self._request(step, c, names=self.names, payload=blob) for c, blob in blobs.items()}
+        replies = self._carry(requests, LONGEST_SHARES, turns=False)
         return Outcome({client: reply.payload for client, reply in replies.values.items()}, replies.failures)
 
     def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
-        """Asks every site that a message is for; see `Transport.ask`.
+        """Asks a query of every site that a message is for; see `Transport.ask`.
 
         Raises:
-            UserError: If the query is local, or clients are not to predict with their own model.
+            UserError: If the query is local, or clients are to predict with another model than their own.
         """
         if query.local or pose.which != "own" or pose.lent:
             raise UserError(
                 f"{query.name}: sites answer queries of a declared form alone, with the model that predicts there"
             )
-        answer = Link(Plain())
+        link = Link(Plain())
         asked = {"question": query.name, "numbers": dict(query.numbers), "names": self.products}
-        most = answer.largest(query.spec())
-        replies = self._send("ask", sent, most, {}, **asked, keep=pose.keep, sums=pose.sums)
+        max_bytes = link.largest(query.spec())
+        replies = self._send("ask", sent, max_bytes, {}, **asked, keep=pose.keep, sums=pose.sums)
         outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
         for client, reply in replies.values.items():
             try:
-                message = answer.unpack(reply.payload, query.spec(), "the client")
+                message = link.unpack(reply.payload, query.spec(), "the client")
                 outcome.values[client] = query.unpack(message)
             except UserError as error:
                 outcome.failures[client] = str(error)
@@ -180,16 +181,16 @@ class Sites:
         state = {"step": self.step, "bases": self.bases, "away": self._away}
         state["contacts"] = {client: asdict(contact) for client, contact in self.contacts.items()}
         write_state(state, folder / _FILE)
-        self._round = None  # it is over
+        self._round = None  # the round is over
         self.settled = dict(self.bases)
 
     def restore(self, folder: Path) -> None:
         """Goes back to the steps of a checkpoint."""
         state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
         self.step, self.bases = state["step"], self.bases | state["bases"]
-        for client, noted in state["contacts"].items():
+        for client, stored in state["contacts"].items():
             seen = self.contacts[client].last_seen
-            self.contacts[client] = Contact(**{**noted, "last_seen": seen or noted["last_seen"]})
+            self.contacts[client] = Contact(**{**stored, "last_seen": seen or stored["last_seen"]})
         self._round, self._away = None, dict(state["away"])
         self.settled = dict(self.bases)
 
@@ -201,11 +202,15 @@ class Sites:
         self,
         kind: Literal["play", "ask"],
         sent: Sent,
-        most: int,
+        max_bytes: int,
         sealed: Mapping[int, bytes],
         **more: Any,
     ) -> Outcome[Reply]:
-        """Gives every site that a message is for the next request; what it was sent in the last is not sent again."""
+        """Sends the next request to every site that a message is for.
+
+        A message that a site got with its last request is not sent again, but named by its hash. `max_bytes` bounds the
+        payload of a reply; `sealed` has the envelopes of a secure sum by client.
+        """
         self.step += 1
         _, context, blobs = sent
         place = {"round": context.round, "exchange": context.exchange, "step": self.step}
@@ -216,61 +221,67 @@ class Sites:
             return replace(common, client=client, base=base, settled=settled, **message)
 
         def whole(client: int) -> Request:
-            own = sealed.get(client, b"")
-            return request(client, sealed=len(own), payload=own + blobs[client])
+            envelopes = sealed.get(client, b"")
+            return request(client, sealed=len(envelopes), payload=envelopes + blobs[client])
 
         hashes = {client: digest(blob) for client, blob in blobs.items()}
         known = {c for c in blobs if hashes[c] and self._sent.get(c) == hashes[c] and c not in sealed}
         requests = {c: request(c, same=hashes[c]) if c in known else whole(c) for c in blobs}
-        outcome = self._carry(requests, most)
+        outcome = self._carry(requests, max_bytes)
         if again := [c for c, cause in outcome.failures.items() if c in known and cause == _AGAIN]:
-            second = self._carry({client: whole(client) for client in again}, most)
+            second = self._carry({client: whole(client) for client in again}, max_bytes)
             failures = {c: cause for c, cause in outcome.failures.items() if c not in again} | second.failures
             outcome = Outcome(dict(sorted((outcome.values | second.values).items())), failures)
         for client in blobs:
             self._sent[client] = hashes[client] if client in outcome.values else ""
         return outcome
 
-    def _carry(self, requests: Mapping[int, Request], message: int, turns: bool = True) -> Outcome[Reply]:
-        """Has requests carried, and reads the replies."""
-        most = LONGEST_START + message
+    def _carry(self, requests: Mapping[int, Request], payload: int, turns: bool = True) -> Outcome[Reply]:
+        """Has the carrier bring sites their requests, and reads the replies.
+
+        Args:
+            requests: The requests by client.
+            payload: Most bytes of a reply's payload.
+            turns: Whether each reply is a step of the progress that is shown.
+        """
+        max_bytes = LONGEST_START + payload
         outcome: Outcome[Reply] = Outcome({}, {})
-        carried: dict[int, bytes | NoReply] = {
+        received: dict[int, bytes | NoReply] = {
             c: NoReply(cause) for c, cause in (self._away | dict(self.left_out)).items() if c in requests
         }
-        for _ in carried if turns else ():
+        for _ in received if turns else ():
             self.progress.step()
         began = time.monotonic()
-        asked = {c: request.to_bytes() for c, request in requests.items() if c not in carried}
-        for client, found in self.carrier.carry(asked, most) if asked else ():
-            if not isinstance(found, NoReply) and len(found) > most:
-                found = too_long(len(found), most)
-            carried[client] = found
-            if isinstance(found, NoReply):
-                if found.away and requests[client].kind != "hello":
-                    self._away[client] = found.cause
+        blobs = {c: request.to_bytes() for c, request in requests.items() if c not in received}
+        for client, reply in self.carrier.carry(blobs, max_bytes) if blobs else ():
+            if not isinstance(reply, NoReply) and len(reply) > max_bytes:
+                reply = too_long(len(reply), max_bytes)
+            received[client] = reply
+            if isinstance(reply, NoReply):
+                if reply.away and requests[client].kind != "hello":
+                    self._away[client] = reply.cause
             else:
                 self.contacts[client].note(time.monotonic() - began)
             if turns:
                 self.progress.step()
         for client in sorted(requests):
-            found = carried.get(client, NoReply("no reply came"))
+            reply = received.get(client, NoReply("no reply came"))
             try:
-                outcome.values[client] = _reply(found, requests[client].step)
+                outcome.values[client] = _reply(reply, requests[client].step)
             except UserError as error:
                 outcome.failures[client] = str(error)
         return outcome
 
 
-def _reply(found: bytes | NoReply, step: int) -> Reply:
+def _reply(received: bytes | NoReply, step: int) -> Reply:
     """Reads the reply to the request of a step.
 
     Raises:
-        UserError: If it is none, or says why the site does not answer.
+        UserError: If there is no reply, it cannot be read, or it says why the site does not answer.
     """
-    if isinstance(found, NoReply):
-        raise UserError(found.cause)
-    reply = Reply.from_bytes(found)
+    if isinstance(received, NoReply):
+        raise UserError(received.cause)
+    reply = Reply.from_bytes(received)
     if reply.cause:
         raise UserError(reply.cause)
     if reply.step != step:
