@@ -47,14 +47,14 @@ def completion(shell: Literal["bash", "zsh"] = "bash") -> None:
 
 
 def _words(name: str, command: Command) -> Sequence[str]:
-    """Lists what may follow a command: first words of its forms, keys, and key=value where values are known."""
-    found = [word for word in command.forms if word]
+    """Lists the words that may follow a command: first words of its forms, keys, and key=value for known values."""
+    words = [word for word in command.forms if word]
     for key in dict.fromkeys(key for form in command.forms.values() for key in form.keys):
-        found += [f"{key.name}={choice}" for choice in key.choices] or [f"{key.name}="]
+        words += [f"{key.name}={choice}" for choice in key.choices] or [f"{key.name}="]
     if name == "train":
         groups = {group: choices(group) for group in config_groups()}
-        found += [f"{group}={choice}" for group, chosen in groups.items() for choice in chosen]
-        found += [
+        words += [f"{group}={choice}" for group, listed in groups.items() for choice in listed]
+        words += [
             f"{key.name}=" for key in configuration_keys() if key.name not in groups and "." not in key.name
         ]
-    return [word for word in dict.fromkeys(found) if not word.endswith(("NAME=", "KEY="))]
+    return [word for word in dict.fromkeys(words) if not word.endswith(("NAME=", "KEY="))]

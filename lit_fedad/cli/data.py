@@ -39,8 +39,8 @@ def init_data(overrides: Sequence[str], display: Display) -> None:
     """Prints how the images of a folder are laid out, their counts, and the command that reads them.
 
     Args:
-        overrides: The folder alone, which may stand behind ``root=``.
-        display: Prints it.
+        overrides: The folder alone, with or without ``root=`` before it.
+        display: Prints the tables.
 
     Raises:
         UserError: No folder is given, no layout is recognised, or its reader refuses the files.
@@ -50,15 +50,15 @@ def init_data(overrides: Sequence[str], display: Display) -> None:
     folder = Path(overrides[0].removeprefix("root=")).expanduser()
     layout = recognise(folder)
     images = layout.read()
-    # One product, or few images: the default deals products unevenly, of which nothing would come here.
+    # The default partition deals products to clients unevenly, which does not work for one product or few images.
     few = len(images.categories) == 1 or len(images.train) < 100
-    dealt = f" {even_split(len(images.train))}" if few else ""
+    partition = f" {even_split(len(images.train))}" if few else ""
     display.note(f"{folder}: {layout.seen}")
     display.table(_products(images))
-    # Of few images none is held back by this method to set thresholds.
+    # This method holds back none of few images to set thresholds.
     display.where_next(
         [
-            ("train", f"lit-fedad train method=federated_bank {layout.command}{dealt}"),
+            ("train", f"lit-fedad train method=federated_bank {layout.command}{partition}"),
             ("check", "lit-fedad data check " + layout.command.removeprefix("data=")),
         ]
     )
@@ -71,7 +71,7 @@ def check_data(overrides: Sequence[str], display: Display) -> None:
 
     Args:
         overrides: The data's name, and values of its keys.
-        display: Prints it.
+        display: Prints tables and problems.
 
     Raises:
         UserError: No data are named, the set cannot be built, or something is wrong with it.
@@ -90,9 +90,9 @@ def check_data(overrides: Sequence[str], display: Display) -> None:
         official = card.counts if card and given.keys() <= {"root", "products", _PAGE} else {}
         with display.progress("Files") as progress:
             problems = check(images, official, progress, config["image"]["page"])
-        troubles = Counter(problem.category for problem in problems)
+        problems_of = Counter(problem.category for problem in problems)
         rows = _products(images, official)
-        display.table([{**row, "problems": str(troubles[row["product"]])} for row in rows])
+        display.table([{**row, "problems": str(problems_of[row["product"]])} for row in rows])
     else:
         display.table(_classes(images))
     for problem in problems[:_SHOWN]:
@@ -115,10 +115,11 @@ def check_data(overrides: Sequence[str], display: Display) -> None:
 
 
 def _products(images: ImageSet, official: Mapping[str, Counts] | None = None) -> list[dict[str, str]]:
+    """Counts images and masks by product as rows of a table, beside the official numbers of images."""
     masks = Counter(sample.category for sample in images.test if sample.mask is not None)
     rows = []
-    for product, found in count(images).items():
-        cells = [str(number) for number in found]
+    for product, counts in count(images).items():
+        cells = [str(number) for number in counts]
         if official and product in official:
             cells = [f"{cell} of {number}" for cell, number in zip(cells, official[product], strict=True)]
         row = dict(zip(("train", "test good", "test anomalous"), cells, strict=True))

@@ -1,4 +1,4 @@
-"""The ``doctor`` command: whether this machine has what the library needs."""
+"""The ``doctor`` command: it checks whether this machine has what the library needs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _LEAST_DISK = 2 * 2**30  # bytes: features of some thousand images, and a run
 
 
 class Finding(NamedTuple):
-    """What was found about one thing.
+    """The result of one check.
 
     Attributes:
-        state: ``ok``; ``note`` where a run may do without it; ``trouble`` where none can start.
-        remark: What was seen, and what to do.
+        check: Name of what was checked.
+        state: ``ok``; ``note`` if runs can do without it; ``trouble`` if no run can start.
+        remark: What was found, and what to do.
     """
 
     check: str
@@ -39,28 +40,28 @@ def doctor(display: Display) -> None:
     """Prints a table of versions, devices, weights, cache, disk, ports and extras.
 
     Raises:
-        UserError: If something is in the way of every run.
+        UserError: If a check finds something that keeps every run from starting.
     """
     findings = [
-        found for check in (versions, devices, weights, disk, ports, extras) for found in _seen(check)
+        finding for check in (versions, devices, weights, disk, ports, extras) for finding in _run(check)
     ]
-    display.table([found._asdict() for found in findings])
-    if troubles := [found for found in findings if found.state == "trouble"]:
+    display.table([finding._asdict() for finding in findings])
+    if troubles := [finding for finding in findings if finding.state == "trouble"]:
         raise UserError(f"{len(troubles)} in trouble, first {troubles[0].check}: {troubles[0].remark}")
 
 
-def _seen(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """Returns what a check finds; a package that cannot be imported is a finding, not the end of all others."""
+def _run(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """Returns the findings of a check; an error, such as a package that cannot be imported, is a finding too."""
     findings: list[Finding] = []
     try:
-        findings.extend(check())  # what was found before an error stays
+        findings.extend(check())  # keeps the findings before an error
     except (ImportError, OSError, RuntimeError) as error:
         findings.append(Finding(check.__name__, "trouble", f"cannot be checked: {first_line(error)}"))
     return findings
 
 
 def versions() -> Iterator[Finding]:
-    """Finds the versions of this package, of Python and of the packages that most depends on."""
+    """Finds the versions of this package, of Python and of the packages on which most of it depends."""
     yield Finding("lit-fedad", "ok", __version__)
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     for name in _PACKAGES:
@@ -89,7 +90,7 @@ def devices() -> Iterator[Finding]:
 
 
 def weights() -> Iterator[Finding]:
-    """Finds out whether weights of backbones can be downloaded, and which are taken otherwise."""
+    """Finds out whether weights of backbones can be downloaded, and which are used if they cannot."""
     from lit_fedad.models.backbones import OWN_WEIGHTS, hub_trouble
     from lit_fedad.models.lite import LITE, first_installed
 
@@ -113,11 +114,11 @@ def disk() -> Iterator[Finding]:
 
     cache = cache_folder({"cache": {"folder": None}})
     for name, folder in (("cache", cache), ("outputs", Path("outputs").absolute())):
-        there = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         try:
-            with tempfile.TemporaryFile(dir=there):
+            with tempfile.TemporaryFile(dir=existing):
                 pass
-            free = shutil.disk_usage(there).free
+            free = shutil.disk_usage(existing).free
         except OSError as error:
             yield Finding(name, "trouble", f"{folder}: cannot be written ({error.strerror})")
             continue
@@ -128,17 +129,17 @@ def disk() -> Iterator[Finding]:
 def ports() -> Iterator[Finding]:
     """Finds out which ports other programs have taken."""
     for name, port in _PORTS.items():
-        with socket.socket() as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                one.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.1", port))
                 yield Finding(f"port {port}", "ok", f"free for {name}")
             except OSError:
                 yield Finding(f"port {port}", "note", f"taken; {name} needs another, or runs already")
 
 
 def extras() -> Iterator[Finding]:
-    """Finds the extras that are installed."""
+    """Finds out which extras are installed, and what the others lack."""
     for extra, modules in EXTRAS.items():
         missing = lacking(extra)
         yield Finding(

@@ -1,4 +1,4 @@
-"""The command ``federation``: the coordinator of machines that share nothing but messages."""
+"""The command ``federation``: the coordinator of real sites, which share nothing but messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def init(
         out: The new folder.
         host: Name or address by which sites reach this machine.
         sites: Names of the sites.
-        overrides: Of the configuration.
+        overrides: Overrides of the configuration.
         port: Port that sites connect to.
         link: Port of Flower's SuperLink, on this machine alone.
         timeout: Longest exchange in seconds.

@@ -1,4 +1,4 @@
-"""The help of the command line: all commands, or the keys of one."""
+"""The help of the command line: the list of all commands, or the keys of one command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _COLUMN, _KEY_COLUMN = 28, 26
 
 
 class Form(NamedTuple):
-    """One of the things that a command does.
+    """One form of a command, such as ``site init``: a function, and how to call it.
 
     Attributes:
         function: Path of its function in the package, whose parameters are its keys (`lit_fedad.core.options.bind`).
         example: All words after the command in an example.
-        words: Words that it takes besides, such as overrides of the configuration.
+        words: Other words that the form takes, such as overrides of the configuration, as the usage shows them.
     """
 
     function: str
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
     @property
     def keys(self) -> list[Key]:
-        """Its keys, those first that must be given."""
+        """The keys of the form; those that must be given come first."""
         return sorted(keys(f"lit_fedad.{self.function}"), key=lambda key: key.default is not None)
 
 
@@ -40,10 +40,10 @@ class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        forms: What it does, by what chooses the form: its first word, a key with a value (``attack=lira``) or with any
-            value (``table=NAME``); the empty word is chosen where no key is given, or there is one form alone.
+        forms: The forms, by the word that chooses them: a first word, a key with a value (``attack=lira``) or a key
+            with any value (``table=NAME``). The empty word stands for the form without a key, or for the only form.
         continues: Whether the same command continues what was interrupted.
-        extra: Key of `EXTRAS`: what must be installed beside the package itself.
+        extra: Key of `EXTRAS`: packages that must be installed in addition to the package itself.
     """
 
     forms: Mapping[str, Form]
@@ -51,10 +51,13 @@ class Command(NamedTuple):
     extra: str | None = None
 
     def called(self, name: str, words: Sequence[str]) -> tuple[Form, Sequence[str], str]:
-        """Finds the form that some words choose, the words that its function takes, and its name in errors.
+        """Finds the form that the words after a command choose.
+
+        Returns:
+            The form, the words that its function takes, and the form's name in error messages.
 
         Raises:
-            UserError: If they choose none, or misspell the key that chooses.
+            UserError: If the words choose no form, or misspell the key that chooses one.
         """
         key, *_ = [word.partition("=")[0] for word in self.forms if "=" in word] or [""]
         if key and (chosen := [word for word in words if word.startswith(f"{key}=")]):
@@ -76,7 +79,7 @@ class Command(NamedTuple):
 
 
 def only(*form: str, continues: bool = False, extra: str | None = None) -> Command:
-    """Makes a command that has one form alone."""
+    """Makes a command of one form, from the fields of `Form`."""
     return Command({"": Form(*form)}, continues, extra)
 
 
@@ -92,35 +95,35 @@ def overview(commands: Mapping[str, Command]) -> str:
 
 
 def command_help(name: str, command: Command, first: str | None = None) -> str:
-    """Writes the keys of a command, with defaults and one example for each of its forms."""
+    """Writes the keys of a command with defaults and an example, for the form that `first` chooses or for all."""
     forms = {word: form for word, form in command.forms.items() if word == first} or command.forms
     return "\n\n".join(_form_help(name, word, form) for word, form in forms.items())
 
 
 def _form_help(name: str, word: str, form: Form) -> str:
-    listed = form.keys
+    form_keys = form.keys
     if word and "=" in word:  # the key that chooses the form is given already
-        listed = [key for key in listed if key.name != word.partition("=")[0]]
-    needed = [key.syntax for key in listed if key.default is None]
-    more = ["[key=value ...]"] if len(needed) < len(listed) else []
+        form_keys = [key for key in form_keys if key.name != word.partition("=")[0]]
+    needed = [key.syntax for key in form_keys if key.default is None]
+    more = ["[key=value ...]"] if len(needed) < len(form_keys) else []
     usage = " ".join(filter(None, [f"usage: lit-fedad {name}", word, *needed, *more, form.words]))
     lines = [*_wrapped(usage, "", 0), *_wrapped(summary(f"lit_fedad.{form.function}"), "", 2)]
-    lines += _key_lines(listed)
+    lines += _key_lines(form_keys)
     if name == "train":
         lines += _key_lines(configuration_keys())
     return "\n".join([*lines, "", f"example: lit-fedad {name} {form.example}".rstrip()])
 
 
 def configuration_keys() -> list[Key]:
-    """Lists the groups of the configuration and the keys that every run has, with the values of a run without words."""
-    # Hydra comes with it: the overview does not wait for that.
+    """Lists the groups of the configuration and the keys that every run has, with their default values."""
+    # Imported only here: it imports Hydra, for which the overview must not wait.
     from lit_fedad.core.config import choices, conf_folder, defaults
 
     text = (conf_folder() / "config.yaml").read_text()
     root: dict[str, Any] = yaml.safe_load(text)
     comments = dict(re.findall(r"^(\w+): .*?# (.*)$", text, re.M))
     groups, values = defaults()
-    listed = [
+    all_keys = [
         Key(
             group,
             "null" if chosen is None else chosen,
@@ -129,29 +132,30 @@ def configuration_keys() -> list[Key]:
         for group, chosen in groups.items()
     ]
     sections = [key for key, value in root.items() if isinstance(value, dict)]
-    listed += [Key(key, values[key], meaning) for key, meaning in comments.items() if key not in sections]
+    all_keys += [Key(key, values[key], meaning) for key, meaning in comments.items() if key not in sections]
     return [
-        *listed,
+        *all_keys,
         Key(
             "SECTION.KEY", "", f"of {', '.join(sections)} and of every group: lit-fedad train --cfg shows all"
         ),
     ]
 
 
-def _key_lines(listed: Iterable[Key]) -> list[str]:
-    """Writes a line or more for each key: as it is given, and what it does."""
+def _key_lines(form_keys: Iterable[Key]) -> list[str]:
+    """Writes one or more lines for each key: how it is given, and what it means."""
     lines = [""]
-    for key in listed:
-        given = key.syntax if key.default is None else f"{key.name}={key.default}"
+    for key in form_keys:
+        usage = key.syntax if key.default is None else f"{key.name}={key.default}"
         meaning = key.meaning
         if key.default is not None and key.choices:
             meaning = f"{'|'.join(key.choices)}: {meaning}"
-        lines += _wrapped(meaning, f"  {given}", _KEY_COLUMN)
+        lines += _wrapped(meaning, f"  {usage}", _KEY_COLUMN)
     return lines if len(lines) > 1 else []
 
 
 def _wrapped(text: str, head: str, column: int) -> list[str]:
+    """Wraps a text that begins at a column, behind a head in the first line."""
     lines = textwrap.wrap(text, _WIDTH - column, break_long_words=False, break_on_hyphens=False) or [""]
-    if len(head) >= column > 0:  # too long for its column: a line of its own
+    if len(head) >= column > 0:  # the head is too long for the column and gets a line of its own
         return [head, *(" " * column + line for line in lines)]
-    return [(head.ljust(column) if place == 0 else " " * column) + line for place, line in enumerate(lines)]
+    return [(head.ljust(column) if number == 0 else " " * column) + line for number, line in enumerate(lines)]

@@ -28,24 +28,24 @@ _MISPLACED = {
     *(errno.EACCES, errno.EROFS, errno.ENAMETOOLONG),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP),
 }
-"""Errors of a path that the user gave: it may not be used, or is no folder, or no file."""
+"""Error numbers that concern a path which the user gave: it may not be used, is no folder, or is no file."""
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM arrived: the command ends as by Ctrl-C."""
+    """Raised when SIGTERM arrives: the command ends as by Ctrl-C."""
 
 
 def run() -> int:
-    """Runs the command of the process: entry point of the console script. Returns its exit status."""
-    # Imports make 800,000 objects, of which hardly any is garbage: looking for it took a tenth of the time to start,
-    # and the search at the end, when all memory is given back anyway, more than a second.
+    """Runs the command of the process, and returns its exit status; this is the entry point of the console script."""
+    # Imports make 800,000 objects, hardly any of which is garbage. The collector took a tenth of the time to start, and
+    # more than a second at the end, when all memory is freed anyway.
     gc.set_threshold(10_000)
     _open_streams()
     try:
         status = main()
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader of a pipe, such as head, has enough
+    except BrokenPipeError:  # the reader of the pipe, such as head, has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     finally:
@@ -53,7 +53,7 @@ def run() -> int:
 
 
 def _open_streams() -> None:
-    """Opens streams that the caller has closed, to nowhere: files of the run would get their numbers."""
+    """Opens standard streams that the caller has closed on the null device, so that no file gets their numbers."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
@@ -90,13 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _at_home(word: str) -> str:
-    """Expands the home folder behind ``key=``, where not every shell does."""
+    """Expands the home folder after ``key=``, where some shells do not."""
     key, _, value = word.partition("=")
     return f"{key}={Path(value).expanduser()}" if value.startswith("~/") else word
 
 
 def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> None:
-    """Calls a command, or prints its help; of no command, the list of all."""
+    """Calls a command, or prints its help if `explain`; without a name, prints the list of all commands."""
     if not name:
         print(overview(COMMANDS))  # noqa: T201
         return
@@ -118,7 +118,7 @@ def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> N
 
 
 def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Finds the interruption behind an error: libraries that are interrupted may raise one of their own."""
+    """Finds the interruption behind an error: an interrupted library may raise an error of its own."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return error
@@ -127,16 +127,16 @@ def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
 
 
 def _line(error: BaseException, name: str) -> str | None:
-    """Says in one line what the user can mend; None of an error that is the library's own."""
+    """Returns the line that tells the user what to mend; None if the error is a defect of the library."""
     match error:
         case UserError():
             return str(error)
         case ModuleNotFoundError() if extra := extra_of(error.name or ""):
             return f"this needs {error.name}: {install(extra)}"
         case OSError() if is_disk_full(error):
-            written = error.filename2 or error.filename or "a file"  # the second of a copy
+            target = error.filename2 or error.filename or "a file"  # in an error of copying, the second
             full = "no space is left on the disk, or no more is allowed (quota, ulimit -f)"
-            return f"{full}, for {written}: make room{_continues(name)}"
+            return f"{full}, for {target}: make room{_continues(name)}"
         case OSError() if error.errno in _MISPLACED and error.filename:
             return f"{error.filename}: cannot be read or written ({error.strerror})"
         case MemoryError() | RuntimeError() if is_out_of_memory(error):
@@ -148,37 +148,37 @@ def _line(error: BaseException, name: str) -> str | None:
 
 
 def _continues(name: str) -> str:
-    """Ends a line about a command that was ended early; the name may be of none."""
+    """Returns the end of a line about a command that was interrupted; there may be no command of this name."""
     return "; the same command continues" if name in COMMANDS and COMMANDS[name].continues else ""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Ends what the block does on SIGTERM as on Ctrl-C: records are closed, and one line is printed."""
+    """Makes SIGTERM end the block like Ctrl-C: records are closed, and one line is printed."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
         return
-    process, ignored = os.getpid(), sys.unraisablehook
+    process, usual_hook = os.getpid(), sys.unraisablehook
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # a forked worker ends at once
+        if os.getpid() != process:  # this is a forked worker, which ends at once
             os._exit(128 + number)
         raise _Terminated
 
-    def again(unraisable: sys.UnraisableHookArgs) -> None:
-        """Sends a signal once more: Python ignores what it raises within callbacks of its own."""
+    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
+        """Sends a signal once more: Python ignores the exception if it was raised in a callback of its own."""
         if isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
             number = signal.SIGINT if type(unraisable.exc_value) is KeyboardInterrupt else signal.SIGTERM
             threading.Timer(0.01, os.kill, (process, number)).start()
         else:
-            ignored(unraisable)
+            usual_hook(unraisable)
 
-    before, sys.unraisablehook = signal.signal(signal.SIGTERM, stop), again
+    usual_handler, sys.unraisablehook = signal.signal(signal.SIGTERM, stop), send_again
     try:
         yield
     finally:
-        sys.unraisablehook = ignored
-        signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = usual_hook
+        signal.signal(signal.SIGTERM, usual_handler)
 
 
 _OVERRIDES = "[any.key=value ...]"

@@ -1,4 +1,4 @@
-"""The ``privacy`` command: attacks on a finished run, and the page of what is known of its privacy."""
+"""The ``privacy`` command: it attacks a finished run, and writes the page of what is known of the run's privacy."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def _attack(
         run: MLflow run id, or the run's folder.
         overrides: Values that differ on this machine.
         attack: The attack on the opened run.
-        plain: Name of an attack that looks at uploads without noise.
-        single: Whether it looks at single ones.
+        plain: Name of the attack if it needs uploads without noise; else empty.
+        single: Whether the attack needs single uploads instead of their sum.
 
     Raises:
-        UserError: If the run's uploads are noised or summed, where the attack looks at others.
+        UserError: If the run's uploads are noised or summed, and the attack needs others.
     """
     with locked(RunFolder.find(run).path):
         opened = reopen(run, overrides)

@@ -1,4 +1,4 @@
-"""The command ``site``: a machine that answers a federation's coordinator with what its policy lets out."""
+"""The command ``site``: a site, which answers a federation's coordinator as far as its operator's policy allows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def renew(site: str, sums: bool = False) -> None:
     from lit_fedad.flower.site_folder import SiteFolder
 
     folder = SiteFolder.open(Path(site))
-    made = folder.renew(sums)
-    rows = [("fingerprint", made), ("send", f"{folder.path / 'key.pub'} to the coordinator's operator")]
+    new_key = folder.renew(sums)
+    rows = [("fingerprint", new_key), ("send", f"{folder.path / 'key.pub'} to the coordinator's operator")]
     if sums:
-        rows = [("line", made), ("send", f"{folder.path / 'sum.pub'} to the other sites' operators")]
+        rows = [("line", new_key), ("send", f"{folder.path / 'sum.pub'} to the other sites' operators")]
         rows += [("change", f"{folder.path / 'key_registry'}, and those of all other sites, to this line")]
     Display().where_next(rows)
 
@@ -48,17 +48,17 @@ def init(
         name: Name of the site.
         address: The coordinator's host and port.
         ca: The coordinator's ``ca.crt``.
-        overrides: Of the sections that a site sets.
+        overrides: Overrides of the sections that a site sets.
         apart: Whether its products are its own, even where another site's have the same name.
         epsilon: Largest budget of differential privacy of all runs that it takes part in, whose sites draw the noise.
         stages: Products of each stage in which images come, joined by ``+``; none: all are there from the start.
 
     Raises:
-        UserError: For an override of another section.
+        UserError: If an override is of another section.
     """
     from lit_fedad.flower.site_folder import SiteFolder
 
-    words = [_from_anywhere(word) for word in overrides]
+    words = [_with_absolute_folder(word) for word in overrides]
     folder, fingerprint = SiteFolder.create(
         Path(out),
         Path(ca),
@@ -81,8 +81,8 @@ def init(
     )
 
 
-def _from_anywhere(word: str) -> str:
-    """Writes a relative folder out in full, since the site's process may be started in any other."""
+def _with_absolute_folder(word: str) -> str:
+    """Makes a relative folder in an override absolute, since the site's process may be started in another folder."""
     key, _, value = word.partition("=")
     if key not in ("data.root", "cache.folder") or settled(value):
         return word
@@ -153,14 +153,14 @@ def _entry(line: Mapping[str, object]) -> str:
     """Writes an entry of a site's log as one line."""
     from lit_fedad.sites.messages import when
 
-    said = line.get("told") or "nothing of images"
+    outcome = line.get("told") or "nothing of images"
     if line.get("verdict") != "answered":
-        said = f"REFUSED: {line.get('why')}"
+        outcome = f"REFUSED: {line.get('why')}"
     place = when(line.get("round"), line.get("asked"))
     return (
         f"{line.get('entry')}  {line.get('time')}  {line.get('by')}  run {line.get('run', '-')}"
         f"  {place}: {line.get('asked')}, {line.get('bytes_in')} bytes in,"
-        f" {line.get('bytes_out')} out: {said}"
+        f" {line.get('bytes_out')} out: {outcome}"
     )
 
 
@@ -200,7 +200,7 @@ def start(site: str) -> None:
 
     folder = site_folder.SiteFolder.open(Path(site))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # so that the coordinator hears of a clean stop
+        signal.signal(number, lambda *_: sys.exit(0))  # so that the site signs off at the coordinator
     site_folder.start(folder, Display())
 
 
@@ -219,11 +219,11 @@ def status(site: str) -> None:
     rows += [("run", f"{run}, {_state(step)}") for run, step in folder.runs().items()]
     if spent := folder.ledger.spent:
         epsilon, delta = folder.ledger.total
-        most = "" if folder.epsilon is None else f" of {folder.epsilon:g}"
+        budget = "" if folder.epsilon is None else f" of {folder.epsilon:g}"
         runs = len({run for run, _ in spent})
         rows += [
-            ("spent", f"epsilon {epsilon:.4g}{most} at delta {delta:g}, in {runs} run{'s' * (runs != 1)}")
+            ("spent", f"epsilon {epsilon:.4g}{budget} at delta {delta:g}, in {runs} run{'s' * (runs != 1)}")
         ]
     rows += [("report", str(page)) for page in folder.reports()]
-    rows += [("detector", str(own)) for own in folder.detectors()]
+    rows += [("detector", str(detector)) for detector in folder.detectors()]
     Display().where_next(rows)

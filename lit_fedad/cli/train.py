@@ -20,7 +20,7 @@ def train(overrides: Sequence[str]) -> None:
     """Runs an experiment; the same command again continues or shows it, ``--cfg`` prints its configuration instead.
 
     Args:
-        overrides: Of the configuration; ``--cfg`` may stand among them.
+        overrides: Overrides of the configuration; ``--cfg`` may be among them.
     """
     if "--cfg" in overrides:
         import yaml
@@ -34,7 +34,7 @@ def train(overrides: Sequence[str]) -> None:
     check_conflicts(config, overrides)
     for given in unread(overrides):
         warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=1)
-    # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
+    # Imported only here: Lightning takes seconds, and a misspelt key must be refused before.
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.experiment.train import train
     from lit_fedad.tracking.sender import where_compared
@@ -55,10 +55,10 @@ def train(overrides: Sequence[str]) -> None:
 
 
 def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
-    """Refuses a folder of images that the data, which nobody chose, would not read.
+    """Refuses a folder of images if no data were chosen and the default data would not read it.
 
     Raises:
-        UserError: If ``data.root`` is given without ``data``, and the configuration's data are painted.
+        UserError: If ``data.root`` is given without ``data``, and the configuration's data are drawn by the library.
     """
     given = given_keys(overrides)
     if "data.root" in given and "data" not in given and config["data"]["_target_"] == _PAINTED:
@@ -72,7 +72,7 @@ def list_choices(overrides: Sequence[str]) -> None:
     """Prints the choices of configuration groups.
 
     Args:
-        overrides: Names of groups; none: all.
+        overrides: Names of groups; none for all groups.
 
     Raises:
         UserError: If there is no such group.
@@ -89,7 +89,7 @@ def sync(run: str, display: Display) -> None:
 
     Args:
         run: MLflow run id, or the run's folder.
-        display: Says that all are sent.
+        display: Prints that all records are sent.
 
     Raises:
         UserError: If there is no such run, or MLflow still takes no records.
