@@ -1,12 +1,12 @@
-"""Experiment tracking with MLflow that training never waits for.
+"""Experiment tracking with MLflow, for which training never waits.
 
 Every record is first written to a journal in the run's own folder; a daemon thread reads the journal and delivers
-it to the tracking server in order. The journal is therefore the queue, the memory of a resumed run, and what
-`lit_fedad.tracking.sender.deliver` sends later if the server was away:
+it to the tracking server in order. The journal is therefore the queue, it tells a resumed run what was logged already,
+and `lit_fedad.tracking.sender.deliver` sends it later if the server was away:
 
 ```
 <folder>/tracking/journal.jsonl    one record a line, in the order of logging
-<folder>/tracking/sent.json        how much of it one server has: {"uri" (without its user), "run_id", "delivered"}
+<folder>/tracking/sent.json        how many records one server has: {"uri" (without its user), "run_id", "delivered"}
 <folder>/tracking/rejected.jsonl   records that the server refused while it accepted others, with the cause
 ```
 

@@ -15,18 +15,18 @@ from lit_fedad.core.files import check_stored
 from lit_fedad.core.text import redact
 
 Record = dict[str, Any]
-"""One line of a journal: ``{"kind", "scope", "values", "time"}``, its time in milliseconds."""
+"""One line of a journal: ``{"kind", "scope", "values", "time"}``, with the time in milliseconds since 1970."""
 
 MAX_ITEMS = {"metrics": 1000, "params": 100, "tags": 100}
-"""Number of values that one MLflow request takes, by the kind of record, so that one record is one request."""
+"""Most values in a record, by its kind: as many as one MLflow request takes, so that one record is one request."""
 
 REJECTED = "rejected.jsonl"
-"""File of the records that a server has refused, beside the journal."""
+"""File with the records that a server has refused, in the journal's folder."""
 
-_MAX_NAME = 250
+_MAX_NAME = 250  # characters of a name
 _LARGEST = 1 << 30  # bytes of a journal
-_MAX_TEXT = 6000
-_MAX_DIGEST = 36
+_MAX_TEXT = 6000  # characters of a parameter or tag
+_MAX_DIGEST = 36  # characters of a data set's digest
 
 
 def metric_values(values: Mapping[str, float]) -> dict[str, float]:
@@ -40,7 +40,7 @@ def metric_values(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def text_values(values: Mapping[str, object]) -> dict[str, str]:
-    """Returns parameters or tags as texts of 6,000 characters at most, without passwords, under names MLflow accepts.
+    """Returns parameters or tags as texts of at most 6,000 characters, without passwords, under names MLflow accepts.
 
     Example:
         >>> text_values({"federation.lr": 1e-3, "layers": ["a", "b"]})
@@ -53,7 +53,8 @@ def artifact_values(path: Path, folder: Path) -> dict[str, str]:
     """Returns the name of a file or directory with a fingerprint of its current state.
 
     Returns:
-        One item: the name, and number, total bytes and latest change of the files.
+        One item: the name (relative to the run's folder, if the path lies in it), and as its value the number, total
+        bytes and latest change of the files.
     """
     path, folder = path.resolve(), folder.resolve()
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
@@ -72,7 +73,7 @@ def dataset_values(
 
 
 def _name(text: str) -> str:
-    """Replaces what MLflow does not allow in a name: characters, and parts that would be other folders as a path.
+    """Replaces by ``_`` what MLflow does not allow in a name: some characters, and empty parts or parts of dots.
 
     Example:
         >>> _name("products/i_auroc/.."), _name("a//b=1")
@@ -98,33 +99,36 @@ def journal_file(folder: Path) -> Path:
 
 
 def check_journal(folder: Path) -> None:
-    """Checks that the journal of a folder and what servers refused of it, if there are any, are files of that folder.
+    """Checks that the journal of a run's folder and the file of refused records, if they exist, lie in that folder.
 
     Raises:
-        UserError: If it is a link, pipe or device, too long to be read, or its folder is a link.
+        UserError: If one is a link, pipe or device or too long to be read, or if the folder ``tracking`` is a link.
     """
     path = journal_file(folder)
     if path.parent.is_symlink():
         raise UserError(f"{path.parent}: is a link, and no folder of this run")
-    for own in (path, path.with_name(REJECTED)):
-        if own.exists() or own.is_symlink():
-            check_stored(own)
-            if (size := own.stat().st_size) > _LARGEST:
-                raise UserError(f"{own}: has {size} bytes, more than any file of its kind; remove it")
+    for file in (path, path.with_name(REJECTED)):
+        if file.exists() or file.is_symlink():
+            check_stored(file)
+            if (size := file.stat().st_size) > _LARGEST:
+                raise UserError(f"{file}: has {size} bytes, more than any file of its kind; remove it")
 
 
 def complete_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines from the file's position on; stops and stays before a last line without its end."""
+    """Yields the lines from the file's position on; stops before a last line without an end, and leaves it unread."""
     while (line := file.readline()).endswith(b"\n"):
         yield line
     file.seek(-len(line), os.SEEK_CUR)
 
 
 class Journal:
-    """The append-only file of one run's records, and an index of what it holds.
+    """The append-only file of one run's records, and an index of the values in it.
 
-    A journal that lies in the run's folder is continued. The values of a record are named. A name is known within its
-    kind and scope (the step of metrics, the folder of an artifact, the context of a data set).
+    A journal that lies in the run's folder is continued. Each value of a record has a name, which is unique within the
+    record's kind and scope (the step of metrics, the folder of an artifact, the context of a data set).
+
+    Args:
+        folder: The run's folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,18 +139,18 @@ class Journal:
         self._known: dict[tuple[str, str | int | None, str], Any] = {}
         self._file.seek(0)
         for line in complete_lines(self._file):
-            # A damaged line is reported by the sender.
+            # The sender reports a damaged line.
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self._remember(json.loads(line))
-        # A killed process can leave half a line behind.
+        # Removes the half line that a killed process may have left.
         self._file.truncate()
 
     def append_new(self, kind: str, values: Mapping[str, Any], scope: str | int | None) -> bool:
-        """Appends those values that the journal does not hold yet.
+        """Appends those values that the journal does not hold yet; returns whether there are any.
 
-        A metric or parameter that is known keeps its value; others are appended again if their value changed.
+        A metric or parameter in the journal keeps its value; other values are appended again if they have changed.
         """
-        # MLflow would draw a second value of a metric at its step, and refuse that of a parameter.
+        # MLflow would draw a second value of a metric at the same step, and refuse a second value of a parameter.
         once = kind in ("metrics", "params")
         new = [
             (name, value)
@@ -160,7 +164,7 @@ class Journal:
         return bool(new)
 
     def append(self, kind: str, values: Mapping[str, Any], scope: str | int | None = None) -> None:
-        """Appends one record with the current time, and returns when it is on the disk."""
+        """Appends one record with the current time, and returns once it is on disk."""
         record = {"kind": kind, "scope": scope, "values": values, "time": time.time_ns() // 1_000_000}
         self._remember(record)
         self._file.write(json.dumps(record).encode() + b"\n")

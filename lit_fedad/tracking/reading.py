@@ -1,4 +1,4 @@
-"""Runs as the tracking server knows them: their folders, parameters, metrics and artifacts."""
+"""Reads from the tracking server what it knows of runs: their folders, parameters, metrics and artifacts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,23 +38,23 @@ class TrackedRun:
 
     @property
     def folder(self) -> Path | None:
-        """Folder that its files were written to; None for a run that is not lit-fedad's."""
+        """Folder to which the run's files were written; None for a run that is not lit-fedad's."""
         return Path(self.tags[FOLDER_TAG]) if FOLDER_TAG in self.tags else None
 
     @property
     def parent(self) -> str | None:
-        """Id of the run that it is listed under."""
+        """Id of the run under which this one is listed; None if there is none."""
         return self.tags.get("mlflow.parentRunId")
 
 
 def find_run_folder(run_id: str) -> Path:
-    """Returns the folder that an MLflow run was written to.
+    """Returns the folder to which an MLflow run was written.
 
-    A database file is the user's own. What another server says of a folder is believed only of ``outputs`` in the
-    working directory: whoever may write to the server could name any folder.
+    A database file is the user's own and is trusted. A folder that another server names must lie in ``outputs`` of the
+    working directory, since anybody who may write to the server could name any folder.
 
     Raises:
-        UserError: The server does not know the run, the folder is not on this machine, or elsewhere.
+        UserError: The server does not know the run, or the folder is not on this machine or may not be trusted.
     """
     uri = destination(None)
     client = connect_existing(uri, f"MLflow run {run_id}")
@@ -63,7 +63,7 @@ def find_run_folder(run_id: str) -> Path:
     except Exception as cause:
         raise UserError(
             f"MLflow run {run_id} was not found at {redact(uri)}: {one_line(cause, uri)}"
-        ) from None  # its cause may name the password
+        ) from None  # the cause may hold the password
     if FOLDER_TAG not in tags:
         raise UserError(
             f"MLflow run {run_id} at {redact(uri)} has no tag {FOLDER_TAG}: it is no run of lit-fedad"
@@ -92,23 +92,23 @@ def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> lis
     uri = destination(uri)
     client = connect_existing(uri, "tracked runs")
     try:
-        named = {experiment.name: experiment.experiment_id for experiment in client.search_experiments()}
+        ids = {experiment.name: experiment.experiment_id for experiment in client.search_experiments()}
         for name in experiments:
-            if name not in named:
+            if name not in ids:
                 raise UserError(
-                    f"experiment={name}: {redact(uri)} has none of this name, only {', '.join(named)}"
+                    f"experiment={name}: {redact(uri)} has none of this name, only {', '.join(ids)}"
                 )
-        names = {named[name]: name for name in experiments or named}
-        found, token = [], None
+        names = {ids[name]: name for name in experiments or ids}
+        runs, token = [], None
         while names:
             page = client.search_runs(list(names), order_by=["attributes.start_time"], page_token=token)
-            found += list(page)
+            runs += list(page)
             if not (token := page.token):
                 break
     except UserError:
         raise
     except Exception as cause:
-        raise UserError(f"{redact(uri)}: {one_line(cause, uri)}") from None  # its cause may name the password
+        raise UserError(f"{redact(uri)}: {one_line(cause, uri)}") from None  # the cause may hold the password
     return [
         TrackedRun(
             run.info.run_id,
@@ -121,7 +121,7 @@ def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> lis
             run.data.params,
             run.data.metrics,
         )
-        for run in found
+        for run in runs
     ]
 
 
@@ -129,7 +129,7 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
     """Returns the values of one metric of a run over its steps.
 
     Returns:
-        Pairs (step, value), steps ascending; of several values at a step the last that was logged.
+        Pairs (step, value), steps ascending; if a step has several values, the one that was logged last.
 
     Raises:
         UserError: The server does not answer, or refuses.
@@ -138,15 +138,15 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
     try:
         points = connect(uri).get_metric_history(run_id, metric)
     except Exception as cause:
-        raise UserError(f"{redact(uri)}: {one_line(cause, uri)}") from None  # its cause may name the password
+        raise UserError(f"{redact(uri)}: {one_line(cause, uri)}") from None  # the cause may hold the password
     return sorted({point.step: point.value for point in points}.items())
 
 
 def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | None = None) -> Path:
-    """Copies some of a run's artifacts from the server; folders with all that they hold.
+    """Copies some of a run's artifacts from the server; of a folder, all files in it.
 
     Raises:
-        UserError: They cannot be read, wherever the server says that they are.
+        UserError: The artifacts cannot be read from the place that the server names.
     """
     uri = destination(uri)
     try:
@@ -154,6 +154,6 @@ def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | No
         for artifact in client.list_artifacts(run_id):
             if artifact.path in names:
                 client.download_artifacts(run_id, artifact.path, str(into))
-    except Exception as cause:  # of MLflow, or of the store that it keeps artifacts in
+    except Exception as cause:  # raised by MLflow or by its store of artifacts
         raise UserError(f"{redact(uri)}: its files cannot be fetched: {one_line(cause, uri)}") from None
     return into

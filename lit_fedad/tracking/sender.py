@@ -1,4 +1,4 @@
-"""Delivery of a journal to the tracking server, in the background or later."""
+"""Delivers a journal to the tracking server, in the background or later."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ from lit_fedad.tracking.server import ServerRun, connect, destination, one_line,
 
 _logger = logging.getLogger(__name__)
 
-_TRIES = 3
-_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_TRIES = 3  # attempts to send one record, and attempts at the end of a run if the server fails
+_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # after the first failure, the second, and so on
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Delivery:
 
     Attributes:
         run_id: Id of the MLflow run; None if no server has created it yet.
-        pending: Number of records in the journal that were not delivered yet.
-        error: Why records are pending or were refused, in one line; None if there are neither.
+        pending: Number of records in the journal that have not been delivered yet.
+        error: Why records are pending or were refused, in one line; None if there are no such records.
         refused: Number of records that the server refused while it accepted others.
     """
 
@@ -42,15 +42,15 @@ class Delivery:
 
     @property
     def kept(self) -> int:
-        """Number of records that no server has, and that the run's folder keeps."""
+        """Number of records that the server does not have; the run's folder keeps them."""
         return self.pending + self.refused
 
 
 def deliver(folder: Path) -> Delivery:
-    """Sends what an earlier process left in a run's journal, and tries the refused records once more.
+    """Sends the records that an earlier process left in a run's journal, and tries the refused records once more.
 
-    The records go to the server that the user has configured: ``MLFLOW_TRACKING_URI``, or MLflow's own default. The
-    folder may name another one; nothing is sent there. A server that does not have the run receives all records.
+    The records go to the server that the user has configured: ``MLFLOW_TRACKING_URI``, or MLflow's own default. If the
+    folder names another server, nothing is sent to it. A server that does not have the run receives all records.
 
     Raises:
         UserError: The folder holds no journal.
@@ -59,16 +59,16 @@ def deliver(folder: Path) -> Delivery:
     if not journal_file(folder).is_file():
         raise UserError(f"{folder}: no tracking/journal.jsonl to send; name the folder of a tracked run")
     sender = Sender(folder.resolve(), destination(None))
-    named = _read_sent(folder).get("uri")
-    if named and "MLFLOW_TRACKING_URI" not in os.environ and named != without_user(destination(None)):
+    server = _read_sent(folder).get("uri")
+    if server and "MLFLOW_TRACKING_URI" not in os.environ and server != without_user(destination(None)):
         return sender.wait(
-            f"the folder names the server {named}; set MLFLOW_TRACKING_URI to send its records"
+            f"the folder names the server {server}; set MLFLOW_TRACKING_URI to send its records"
         )
     return sender.drain() if find_spec("mlflow") else sender.wait(f"MLflow is not here: {install('train')}")
 
 
 def where_compared(folders: Iterable[Path]) -> list[tuple[str, str]]:
-    """Says, for `Display.where_next`, where MLflow shows runs side by side; nothing where no server has one of them."""
+    """Returns where MLflow shows runs side by side, for `Display.where_next`; no line if no server has one of them."""
     for sent in map(_read_sent, folders):
         if {"uri", "experiment_id"} <= sent.keys():
             return [("compare runs", results_page(sent["uri"], sent["experiment_id"]))]
@@ -76,7 +76,12 @@ def where_compared(folders: Iterable[Path]) -> list[tuple[str, str]]:
 
 
 class Sender:
-    """Reader of one journal that sends its records in order and keeps account of what was delivered."""
+    """Reads one journal, sends its records in order and counts those that were delivered.
+
+    Args:
+        folder: The run's folder.
+        uri: Tracking URI of the server.
+    """
 
     def __init__(self, folder: Path, uri: str) -> None:
         self._appended = threading.Event()  # there may be new records
@@ -87,11 +92,11 @@ class Sender:
         self._files = tracking_folder(folder)
         self._uri, self._shown = uri, redact(uri)
         sent = _read_sent(folder)
-        same = sent.get("uri") == without_user(uri)
-        self.run_id: str | None = sent.get("run_id") if same else None
-        self._experiment_id: str | None = sent.get("experiment_id") if same else None
-        self._delivered: int = max(sent.get("delivered", 0), 0) if same else 0
-        self._position = 0
+        same_server = sent.get("uri") == without_user(uri)
+        self.run_id: str | None = sent.get("run_id") if same_server else None
+        self._experiment_id: str | None = sent.get("experiment_id") if same_server else None
+        self._delivered: int = max(sent.get("delivered", 0), 0) if same_server else 0
+        self._position = 0  # in the journal, behind the delivered records, in bytes
         self._error: str | None = None
         self._warned = self._warned_of_refusal = False
 
@@ -122,7 +127,7 @@ class Sender:
         return self._delivery()
 
     def wait(self, why: str) -> Delivery:
-        """Leaves all records in the journal."""
+        """Leaves all records in the journal, and gives `why` as the delivery's error."""
         self._error = why
         return self._delivery()
 
@@ -137,44 +142,45 @@ class Sender:
         self._replace(self._files / "sent.json", json.dumps(sent))
 
     def _deliver(self) -> None:
-        """Delivers until closing with nothing left, or until closing with a server that keeps failing."""
+        """Delivers records until the journal is closed and either all are delivered or the server keeps failing."""
         run: ServerRun | None = None
         failures = 0
         while not self._abandoned.is_set():
             self._appended.clear()
-            before = self._delivered
-            last = self._closing.is_set()
+            delivered_before = self._delivered
+            closing = self._closing.is_set()
             try:
                 run = run or self._open_run()
                 self._deliver_journal(run)
-                if last:
+                if closing:
                     self._deliver_rejected(run)
                     return
                 failures = 0
                 self._appended.wait()
             except Exception as cause:
-                failures = failures + 1 if self._delivered == before else 1
+                failures = failures + 1 if self._delivered == delivered_before else 1
                 self._report(cause, failures)
-                if last and failures >= _TRIES:
+                if closing and failures >= _TRIES:
                     return
                 pause = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
-                if last:
+                if closing:
                     time.sleep(pause)
                 else:
                     self._closing.wait(pause)
 
     def _delivery(self) -> Delivery:
+        """Describes the state of the delivery, by the files in the run's folder."""
         journal = journal_file(self._folder)
         try:
             with journal.open("rb") as file:
                 pending = sum(1 for _ in complete_lines(file)) - self._delivered
-        except FileNotFoundError:  # the run's folder was removed, of which its own error tells
+        except FileNotFoundError:  # the run's folder was removed; the run itself reports that
             return Delivery(self.run_id, 0, f"{journal} is gone", 0)
         refused = len(stored_text(self._rejected).splitlines()) if self._rejected.is_file() else 0
         error = None
         if pending > 0:
             error = self._error or f"{self._shown} has not answered yet"
-        elif refused:  # now, or before, if it did not answer now
+        elif refused:  # by this delivery, or by an earlier one if the server does not answer now
             error = self._error or f"{self._shown} refused records, see {self._rejected}"
         return Delivery(self.run_id, max(pending, 0), error, refused)
 
@@ -183,23 +189,24 @@ class Sender:
         return self._files / REJECTED
 
     def _open_run(self) -> ServerRun:
-        """Opens the run, and finds the position in the journal behind what the server has of it."""
+        """Opens the run on the server, and finds the position in the journal behind the records that the server has."""
         with journal_file(self._folder).open("rb") as file:
             client = connect(self._uri)
-            if self._abandoned.is_set():  # a later delivery may be creating the run by now
+            if self._abandoned.is_set():  # a later delivery may be creating the run now
                 raise UserError("nobody waits for this delivery any more")
             run = open_run(client, self.run_id, json.loads(file.readline()))
             self._experiment_id = run.experiment_id
             if run.run_id != self.run_id:
                 self.run_id, self._delivered = run.run_id, 0
                 self.save()
-                # The refused records are in the journal too, and all of it is sent.
+                # The journal holds the refused records too, and is sent from its beginning.
                 self._replace(self._rejected, "")
             file.seek(0)
             self._position = sum(len(file.readline()) for _ in range(self._delivered))
         return run
 
     def _deliver_journal(self, run: ServerRun) -> None:
+        """Sends the records behind the position, and counts each in ``sent.json``."""
         with journal_file(self._folder).open("rb") as file:
             file.seek(self._position)
             for line in complete_lines(file):
@@ -212,20 +219,20 @@ class Sender:
         self._error = None
 
     def _deliver_line(self, run: ServerRun, line: bytes) -> None:
-        """Sends one record; one that fails while the server accepts others is put aside."""
+        """Sends one record; if it fails while the server accepts other requests, stores it among the refused ones."""
         for attempt in range(_TRIES):
             try:
                 run.send(json.loads(line), self._folder)
                 return
             except Exception as error:
                 cause = one_line(error, self._uri)
-            # If this fails too, the server is at fault and not the record.
+            # If this fails too, the fault is the server's, not the record's.
             run.probe()
             time.sleep(0.1 * 2**attempt)
         if not self._abandoned.is_set():
             with appended(self._rejected) as file:
                 file.write(json.dumps({"cause": cause, "record": line.decode(errors="replace")}) + "\n")
-            if not self._warned_of_refusal:  # a server that keeps no artifacts refuses each
+            if not self._warned_of_refusal:  # warns once: a server without artifacts refuses every file
                 self._warned_of_refusal = True
                 _logger.warning(
                     "tracking: %s refused a record, kept in %s: %s", self._shown, self._rejected, cause
@@ -235,13 +242,13 @@ class Sender:
         """Tries the refused records once more and keeps those that are refused again."""
         if not self._rejected.is_file():
             return
-        left = []
+        still_refused = []
         for line in stored_text(self._rejected).splitlines():
             try:
                 run.send(json.loads(json.loads(line)["record"]), self._folder)
             except Exception:
-                left.append(line + "\n")
-        self._replace(self._rejected, "".join(left))
+                still_refused.append(line + "\n")
+        self._replace(self._rejected, "".join(still_refused))
 
     def _replace(self, path: Path, text: str) -> None:
         """Replaces a file in one step; removes it if there is no text."""
@@ -254,15 +261,16 @@ class Sender:
                 partial.write_text(text)
 
     def _report(self, cause: Exception, failures: int) -> None:
+        """Notes a failure, and warns once of repeated failures."""
         self._error = f"{self._shown}: {one_line(cause, self._uri)}"
-        # One failure is often a database that another run holds locked for a moment.
+        # A single failure often comes from a database that another run has locked for a moment.
         if failures > 1 and not self._warned:
             self._warned = True
             _logger.warning("tracking: %s; records are kept in %s and sent later", self._error, self._files)
 
 
 def _read_sent(folder: Path) -> dict[str, Any]:
-    """Reads ``sent.json``; one that is missing or damaged costs no more than sending all records again."""
+    """Reads ``sent.json``; if it is missing or damaged, all records are sent again, which does no harm."""
     kinds = {"uri": str, "run_id": str, "experiment_id": str, "delivered": int}
     try:
         sent = json.loads(stored_text(tracking_folder(folder) / "sent.json"))

@@ -1,7 +1,7 @@
-"""The MLflow server: its address, a client for it, and a run there that takes records.
+"""The MLflow server: its address, a client for it, and a run on it that takes records.
 
-This is the only module that imports MLflow, and it does so only when a function is called. Where a server does not
-answer, or refuses, MLflow's exceptions are raised as they are.
+This is the only module that imports MLflow, and it does so only when a function is called. If a server does not answer
+or refuses a request, MLflow's own exceptions are raised.
 """
 
 import json
@@ -22,12 +22,12 @@ from lit_fedad.tracking.journal import Record
 _logger = logging.getLogger(__name__)
 
 FOLDER_TAG = "lit_fedad.out"
-"""Tag that names the folder a run was written to."""
+"""Tag that names the folder to which a run was written."""
 
 RUN_ID = "{run_id}"
-"""What stands in a tag's value for the id of its MLflow run, which the server gives and may not have given yet."""
+"""Placeholder in a tag's value for the id of its MLflow run, which the server may not have given yet."""
 
-_VIEW = "lit_fedad"
+_VIEW = "lit_fedad"  # name of the view of an experiment's runs that shows `_COLUMNS`
 _COLUMNS = (
     "metrics.`i_auroc/mean`",
     "metrics.`miss_rate/mean`",
@@ -38,9 +38,9 @@ _COLUMNS = (
     "tags.`data`",
 )
 _EXPERIMENT_TAGS = {
-    # MLflow's pages open as those of model training, not of language models.
+    # MLflow then shows its pages for model training, not those for language models.
     "mlflow.experimentKind": "custom_model_development",
-    # A view of the page of runs: by itself it shows no metric.
+    # A view of the page of runs: without one the page shows no metric.
     f"mlflow.sharedViewState.{_VIEW}": json.dumps(
         {
             "name": "results",
@@ -51,16 +51,16 @@ _EXPERIMENT_TAGS = {
     ),
 }
 
-_JOURNAL_TAG = "lit_fedad.journal"
-_PROBE_TAG = "lit_fedad.probe"
+_JOURNAL_TAG = "lit_fedad.journal"  # identity of the journal that a run belongs to
+_PROBE_TAG = "lit_fedad.probe"  # set to find out whether the server works
 
 _PATIENCE_S = 8
-"""Longest wait for a database, in seconds."""
+"""Longest wait for the answer of a database, in seconds."""
 
 _SQLITE = "sqlite:///"
 _DEFAULT_URI = f"{_SQLITE}mlflow.db"
 
-# Set unless the user did: a request fails soon, and the sender repeats it.
+# Variables that are set unless the user has set them. A request then fails soon, and the sender repeats it.
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -73,13 +73,13 @@ _ENVIRONMENT = {
 def destination(uri: str | None) -> str:
     """Returns the tracking URI: the given one, ``MLFLOW_TRACKING_URI``, or MLflow's own default ``sqlite:///mlflow.db``.
 
-    That of a database file does not depend on the working directory. A URI read from a run's files has no user any
-    more: MLflow takes it from the environment.
+    The URI of a database file is made absolute. A URI that was read from a run's files has no user name and password:
+    ``MLFLOW_TRACKING_URI`` comes before it, and MLflow takes them from the environment.
     """
-    stored = None
+    redacted = None
     if uri and f"{HIDDEN}@" in uri:
-        uri, stored = None, uri
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or stored or _DEFAULT_URI
+        uri, redacted = None, uri
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or redacted or _DEFAULT_URI
     uri = uri.replace(f"{HIDDEN}@", "")
     database = _database(uri)
     return f"{_SQLITE}{database.resolve()}" if database else uri
@@ -96,9 +96,9 @@ def connect(uri: str) -> Any:
         logging.getLogger(name).setLevel(logging.ERROR)
     database = _database(uri)
     if database is None:
-        return _within_seconds(uri)
-    # MLflow creates the tables here. Two processes that do so at once, or one that is killed meanwhile, leave a
-    # database that no later run can use: it is made beside its place, one at a time, and moved there complete.
+        return _client_of_server(uri)
+    # MLflow creates the tables here. Two processes that do so at once, or one that is killed meanwhile, would leave a
+    # database that no later run can use. So one process at a time creates it under another name, and then renames it.
     database.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{database}-lock"):
         if not database.exists():
@@ -109,43 +109,43 @@ def connect(uri: str) -> Any:
         return MlflowClient(tracking_uri=uri)
 
 
-def _within_seconds(uri: str) -> Any:
-    """Returns a client of a server; a database that does not answer ends it in `_PATIENCE_S`.
+def _client_of_server(uri: str) -> Any:
+    """Returns a client of an MLflow server, or of a database server that answers within `_PATIENCE_S`.
 
     Raises:
-        UserError: If it does not.
+        UserError: If the database does not answer in time.
     """
     from mlflow import MlflowClient
 
     if uri.startswith(("http:", "https:")):
-        return MlflowClient(tracking_uri=uri)  # asks nothing yet, and has a limit of its own
-    found: list[Any] = []
-    failed: list[Exception] = []
+        return MlflowClient(tracking_uri=uri)  # sends no request yet, and later ones have a time limit
+    clients: list[Any] = []
+    errors: list[Exception] = []
 
     def open_client() -> None:
         try:
-            found.append(MlflowClient(tracking_uri=uri))
-        except Exception as error:  # handed to the caller
-            failed.append(error)
+            clients.append(MlflowClient(tracking_uri=uri))
+        except Exception as error:  # raised in the caller's thread
+            errors.append(error)
 
     thread = threading.Thread(target=open_client, daemon=True)
     thread.start()
     thread.join(_PATIENCE_S)
-    if failed:
-        raise failed[0]
-    if not found:
+    if errors:
+        raise errors[0]
+    if not clients:
         raise UserError(
             f"{redact(uri)}: the database does not answer within {_PATIENCE_S} seconds; is it running?"
         )
-    return found[0]
+    return clients[0]
 
 
 def connect_existing(uri: str, what: str) -> Any:
-    """Returns an MLflow client for a server or database that exists.
+    """Returns an MLflow client for a server or database that exists; errors begin with `what`.
 
     Raises:
-        UserError: There is no such database, or it cannot be opened: it is locked, none of MLflow, or of another
-            version.
+        UserError: There is no such database, or it cannot be opened: it is locked, is no database of MLflow, or is of
+            another version.
     """
     database = _database(uri)
     if database and not database.is_file():
@@ -224,70 +224,76 @@ class ServerRun:
 def open_run(client: Any, run_id: str | None, start: Record) -> ServerRun:
     """Opens the run of a journal on the server, and creates it if the server does not have it.
 
+    Args:
+        client: MLflow's client.
+        run_id: Id under which an earlier process knew the run, if any.
+        start: The journal's first record.
+
     Returns:
-        The run; under another id if the former one was deleted, or is that of another journal: a folder may come from
-        anybody, and name any run.
+        The run. It has another id if the run of that id was deleted or belongs to another journal: a folder may come
+        from anybody, and could name any run.
     """
     info = (run_id and _active(client, run_id, start)) or _find_or_create(client, start)
     return ServerRun(client, info.run_id, info.experiment_id)
 
 
 def _active(client: Any, run_id: str, start: Record) -> Any | None:
+    """Returns the information about a run if it is active and belongs to the journal; else None."""
     try:
         run = client.get_run(run_id)
     except Exception as cause:
         if getattr(cause, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-    own = run.data.tags.get(_JOURNAL_TAG) == start["values"]["journal"]
-    return run.info if own and run.info.lifecycle_stage == "active" else None
+    same_journal = run.data.tags.get(_JOURNAL_TAG) == start["values"]["journal"]
+    return run.info if same_journal and run.info.lifecycle_stage == "active" else None
 
 
 def _find_or_create(client: Any, start: Record) -> Any:
-    """Returns the facts of the journal's run; where an earlier answer was lost, no second run is made."""
+    """Returns the information about the journal's run; a run whose creation was not answered is found by its tag."""
     name, identity = start["values"]["experiment"], start["values"]["journal"]
     if experiment := client.get_experiment_by_name(name):
         experiment_id = experiment.experiment_id
         for key in _EXPERIMENT_TAGS.keys() - experiment.tags.keys():
             client.set_experiment_tag(experiment_id, key, _EXPERIMENT_TAGS[key])
-    else:  # where two runs create it at once, the one that fails finds it at its next try
+    else:  # if two runs create it at once, the one that fails finds it in its next attempt
         experiment_id = client.create_experiment(name, tags=_EXPERIMENT_TAGS)
-    found = client.search_runs([experiment_id], f"tags.`{_JOURNAL_TAG}` = '{identity}'")
-    if found:
-        return found[0].info
+    runs = client.search_runs([experiment_id], f"tags.`{_JOURNAL_TAG}` = '{identity}'")
+    if runs:
+        return runs[0].info
     tags = {_JOURNAL_TAG: identity}
     return client.create_run(experiment_id, start["time"], tags, start["values"]["run_name"]).info
 
 
 def results_page(uri: str, experiment_id: str) -> str:
-    """Says where a browser shows the results of an experiment's runs side by side.
+    """Returns where a browser shows the results of an experiment's runs side by side.
 
     Example:
         >>> results_page("http://host:5000", "3")
         'http://host:5000/#/experiments/3/runs?viewStateShareKey=lit_fedad'
     """
-    # In 3.17 a page without such an address begins with an empty overview of language models.
+    # Without the name of the view, MLflow 3.17 first shows an empty overview of language models.
     page = f"/#/experiments/{experiment_id}/runs?viewStateShareKey={_VIEW}"
     if uri.startswith(("http:", "https:")):
         return f"{uri.rstrip('/')}{page}"
-    own = uri == f"{_SQLITE}{Path('mlflow.db').resolve()}"
-    return f"mlflow ui{'' if own else f' --backend-store-uri {uri}'}, then http://127.0.0.1:5000{page}"
+    is_default = uri == f"{_SQLITE}{Path('mlflow.db').resolve()}"
+    return f"mlflow ui{'' if is_default else f' --backend-store-uri {uri}'}, then http://127.0.0.1:5000{page}"
 
 
-def list_files(place: str, uri: str) -> dict[str, int]:
-    """Returns the sizes in bytes of the files directly at a place of artifacts, by name."""
+def list_files(address: str, uri: str) -> dict[str, int]:
+    """Returns the sizes in bytes of the files, but not of the folders, at an address of artifacts, by name."""
     from mlflow.artifacts import list_artifacts
 
-    found = list_artifacts(artifact_uri=place, tracking_uri=uri)
-    return {Path(file.path).name: file.file_size or 0 for file in found if not file.is_dir}
+    artifacts = list_artifacts(artifact_uri=address, tracking_uri=uri)
+    return {Path(file.path).name: file.file_size or 0 for file in artifacts if not file.is_dir}
 
 
-def fetch_file(place: str, into: Path, uri: str) -> None:
-    """Copies an artifact into a folder, which is made."""
+def fetch_file(address: str, into: Path, uri: str) -> None:
+    """Copies an artifact into a folder, and makes the folder if it is missing."""
     from mlflow.artifacts import download_artifacts
 
     into.mkdir(parents=True, exist_ok=True)
-    download_artifacts(artifact_uri=place, dst_path=str(into), tracking_uri=uri)
+    download_artifacts(artifact_uri=address, dst_path=str(into), tracking_uri=uri)
 
 
 def is_database(uri: str) -> bool:
@@ -298,7 +304,7 @@ def is_database(uri: str) -> bool:
 def one_line(cause: Exception, uri: str) -> str:
     """Returns the first line of an exception's message, or its name if it has none, without the user of the URI."""
     line = (f"{cause}".strip() or repr(cause)).splitlines()[0]
-    # A connection that fails is told layer by layer, and last what is wrong with it.
+    # The text about a failed connection lists the cause of every layer; the last one says what is wrong.
     if "Max retries exceeded" in line:
         if found := re.findall(r"\[Errno -?\d+\] ([^\"')]+)", line):
             line = f"cannot be reached: {found[-1]}"

@@ -31,7 +31,7 @@ class Tracker:
         run_name: Name of the MLflow run.
         tags: Tags of the run.
         uri: Tracking URI; None for ``MLFLOW_TRACKING_URI``, or MLflow's own default ``sqlite:///mlflow.db``.
-        enabled: With False every method does nothing.
+        enabled: Whether anything is logged; if not, every method does nothing.
         parent_run_id: MLflow run under which this one is listed.
 
     Example:
@@ -57,7 +57,7 @@ class Tracker:
         self._folder = folder.resolve()
         self._journal = Journal(self._folder)
         self._sender = Sender(self._folder, server := destination(uri))
-        # On a busy machine the first records wait half a minute for a new database to be made.
+        # On a busy machine the first records wait half a minute until a new database is created.
         self._patience_s = 120 if server.startswith("sqlite:") else 15
         self._sender.save()
         self._journal.append(
@@ -81,9 +81,9 @@ class Tracker:
         self._log("metrics", metric_values(values), step)
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Logs a file, or all files in a directory; logged again it is sent again only if it changed.
+        """Logs a file, or all files in a directory; if it is logged again, it is sent again only if it has changed.
 
-        It is not copied and must stay until it is sent.
+        It is not copied, so it must not be removed before it is sent.
         """
         if self._delivery is None:
             self._log("artifact", artifact_values(path, self._folder), folder)
@@ -91,13 +91,13 @@ class Tracker:
     def dataset(
         self, name: str, source: str, digest: str, profile: Mapping[str, object], context: str
     ) -> None:
-        """Logs a data set as an input of the run, with facts about it, and what it is used for (``training``)."""
+        """Logs a data set as an input of the run, with a profile of it and its use as context (``training``)."""
         self._log("dataset", dataset_values(name, source, digest, profile), context)
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Sets tags of the run; a later value replaces an earlier one.
 
-        In values `RUN_ID` stands for the id of the MLflow run.
+        In a value, the text `RUN_ID` stands for the id of the MLflow run.
         """
         self._log("tags", text_values(tags))
 
@@ -117,7 +117,7 @@ class Tracker:
             self._journal.close()
             try:
                 self._delivery = self._sender.finish(self._patience_s if timeout_s is None else timeout_s)
-            except KeyboardInterrupt:  # who is asked twice to end waits no longer
+            except KeyboardInterrupt:  # the process was asked to end a second time: it waits no longer
                 self._delivery = self._sender.finish(0)
                 raise
         return self._delivery
@@ -130,10 +130,17 @@ class Tracker:
 def amend(
     folder: Path, metrics: Mapping[str, float], step: int, files: Iterable[Path], place: str
 ) -> Delivery:
-    """Adds metrics and artifacts to a run that has ended; does nothing for one that was not tracked.
+    """Adds metrics and artifacts to a run that has ended; does nothing for a run that was not tracked.
 
-    Where a metric is known at its step, the new value stands beside the old one; a file of a known name replaces it.
-    Files outside of the run's folder stay where they are.
+    If a metric has a value at this step already, MLflow shows both; a file replaces the artifact of its name. Files
+    outside of the run's folder are not sent.
+
+    Args:
+        folder: The run's folder.
+        metrics: The metrics by name.
+        step: Step of the metrics.
+        files: The files.
+        place: Folder among the run's artifacts for the files.
     """
     if not journal_file(folder).is_file():
         return Delivery(None, 0, None)
