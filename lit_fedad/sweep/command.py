@@ -33,6 +33,7 @@ from lit_fedad.sweep.worker import DEFAULT, Registry, Worker, play_trial, refuse
 from lit_fedad.tracking.sender import Delivery, where_compared
 from lit_fedad.tracking.tracker import Tracker
 
+# Attributes of a study: its folder, the first host, the plan, the MLflow run, and how many trials the results show.
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
 
 
@@ -74,8 +75,8 @@ def sweep(options: SweepOptions, overrides: Sequence[str], display: Display) -> 
 
     Args:
         options: The study, and how this worker joins it.
-        overrides: Of the study's base configuration.
-        display: Says what becomes of it.
+        overrides: Overrides of the study's base configuration.
+        display: Shows the progress and the results.
 
     Raises:
         UserError: For bad input, before anything runs; and if all trials fail.
@@ -92,12 +93,13 @@ def sweep(options: SweepOptions, overrides: Sequence[str], display: Display) -> 
 
 
 def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
+    """Plays trials as a worker if ``n_trials`` is not 0, then writes and shows the study's results."""
     out, n_trials = options.folder, options.n_trials
     with told_unwritable(f"out={out}"):
         out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(check_own(out / "claim.lock"))
     with lock:
-        # Under the lock, because two workers that create a database's tables at once would fail.
+        # Opened under the lock: two workers that create a database's tables at once would fail.
         storage = open_storage(options.storage, out)
         study = _join(plan, out, storage, options.storage.startswith("sqlite"), display)
         check_trials(study, len(plan.objectives))
@@ -109,7 +111,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
         display.note(
             f"worker {registry.number} of study {study.study_name}, {begun} of {n_trials} trials begun: {out}"
         )
-        play = partial(play_trial, tracking=_place(study, plan))
+        play = partial(play_trial, tracking=_trial_tracking(study, plan))
         worker = Worker(study, plan, out, n_trials, registry, lock, play, display)
         with each_warning_once():
             worker.run()
@@ -124,7 +126,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
 
 
 def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: Display) -> Study:
-    """Begins the study, or joins it; the study's lock must be held.
+    """Begins the study, or joins it; the study's lock must be held. Only one host can join if `one_host`.
 
     Raises:
         UserError: If the storage holds another study under this name, or this host may not join.
@@ -136,9 +138,9 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
         directions=list(plan.objectives.values()),
         load_if_exists=True,
     )
-    folder_id, known = check_own(out / "study.id"), study.user_attrs
-    if not known.get(_PLAN):
-        if (out / "workers" / "0.worker").exists():  # written once a study has begun
+    folder_id, attributes = check_own(out / "study.id"), study.user_attrs
+    if not attributes.get(_PLAN):
+        if (out / "workers" / "0.worker").exists():  # a study has begun in this folder
             raise UserError(
                 f"out={out}: the storage holds no study of this folder; give the storage= that it was begun with, or"
                 " another out=DIR"
@@ -148,28 +150,29 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
         study.set_user_attr(_FOLDER, stored_text(folder_id))
         study.set_user_attr(_HOST, socket.gethostname())
         _begin(study, plan, out, display)
-        # Last, so that if this worker is killed before it, the next one begins the study anew.
+        # Set last: if this worker is killed before, the next one begins the study anew.
         study.set_user_attr(_PLAN, plan.fingerprint())
         return study
-    if not folder_id.exists() or stored_text(folder_id) != known.get(_FOLDER):
+    if not folder_id.exists() or stored_text(folder_id) != attributes.get(_FOLDER):
         raise UserError(
             f"out={out}: the storage holds a study '{study.study_name}' that works in another folder;"
             " all workers of a study share one, and another study needs an out of another name"
         )
     directions = [direction.name.lower() for direction in study.directions]
-    if known[_PLAN] != plan.fingerprint() or directions != [*plan.objectives.values()]:
+    if attributes[_PLAN] != plan.fingerprint() or directions != [*plan.objectives.values()]:
         raise UserError(
             f"out={out}: its study has another base, search space or objective; give another out=DIR"
         )
-    if one_host and known.get(_HOST) != socket.gethostname():
+    if one_host and attributes.get(_HOST) != socket.gethostname():
         raise UserError(
-            f"storage=sqlite: this study belongs to host {known.get(_HOST)}; for several hosts give"
+            f"storage=sqlite: this study belongs to host {attributes.get(_HOST)}; for several hosts give"
             " postgresql://..., mysql://... or grpc://HOST:PORT"
         )
     return study
 
 
 def _begin(study: Study, plan: Plan, out: Path, display: Display) -> None:
+    """Queues the trial with the base experiment's own values, and logs the study as an MLflow run."""
     defaults = plan.defaults()
     if defaults is None:
         display.warn("the base experiment's own values lie outside the search space: no trial runs them")
@@ -182,7 +185,7 @@ def _begin(study: Study, plan: Plan, out: Path, display: Display) -> None:
 
 
 def _finish(study: Study, plan: Plan, out: Path, display: Display, anew: bool) -> None:
-    """Writes tables and figures, once for all workers that end with the same trials."""
+    """Writes tables and figures, unless another worker has written them for the same ended trials and not `anew`."""
     trials = standing(study).values()
     ended = sum(trial.state.is_finished() for trial in trials)
     if study.user_attrs.get(_SHOWN) == ended and not anew:
@@ -200,7 +203,7 @@ def _track(study: Study, plan: Plan, out: Path, status: str, files: Iterable[Pat
     method, tracking = plan.base_config["method"], plan.base_config["tracking"]
     tracker = Tracker(
         out,
-        experiment=_place(study, plan)["experiment"],
+        experiment=_trial_tracking(study, plan)["experiment"],
         run_name=study.study_name,
         tags={"study": study.study_name, "method": method["name"], "paper": method["paper"]},
         uri=tracking["uri"],
@@ -214,14 +217,14 @@ def _track(study: Study, plan: Plan, out: Path, status: str, files: Iterable[Pat
     return tracker.close(status)
 
 
-def _place(study: Study, plan: Plan) -> dict[str, Any]:
-    """Names the MLflow experiment and the parent run of the trials."""
+def _trial_tracking(study: Study, plan: Plan) -> dict[str, Any]:
+    """Returns the settings of tracking for trials: the MLflow experiment and the parent run."""
     experiment = plan.base_config["tracking"]["experiment"] or f"sweep_{study.study_name}"
     return {"experiment": experiment, "parent": study.user_attrs.get(_PARENT)}
 
 
 def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
-    """Builds the table of trials, one line a trial, each as its last attempt."""
+    """Builds the table of trials: a row for each trial, which describes its last attempt."""
     rows = []
     for name, trial in standing(study).items():
         values = trial.values or [None] * len(plan.objectives)
@@ -245,64 +248,65 @@ def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
 
 
 def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
-    """Writes the table of trials, and those figures that Optuna can draw of the study's trials and values."""
+    """Writes the table of trials and the figures that Optuna can draw of them; returns the files."""
     table = out / "trials.csv"
-    with atomic(table) as part:
-        trials_frame(study, plan).map(csv_cell).to_csv(part, index=False)
+    with atomic(table) as partial_file:
+        trials_frame(study, plan).map(csv_cell).to_csv(partial_file, index=False)
     files = [table]
     for name, draw in _figures(study, plan).items():
         file = out / "figures" / f"{name}.png"
-        # Importance needs two trials and values that differ; few figures take lists, and none a formula that is none.
+        # Some cannot be drawn: importance needs two trials whose values differ, few take lists, none a broken formula.
         with rc_context(), warnings.catch_warnings(), suppress(RuntimeError, ValueError, TypeError):
             warnings.simplefilter("ignore")
             axes = draw()
             figure = (axes.flat[0] if hasattr(axes, "flat") else axes).figure
-            with atomic(file) as part:  # cut to what is drawn: names of keys are longer than the margins
-                figure.savefig(part, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+            with atomic(file) as png:  # a tight box, since names of keys are longer than the usual margins
+                figure.savefig(png, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
             files.append(file)
-        pyplot.close("all")  # Optuna draws through pyplot, which keeps its figures
+        pyplot.close("all")  # Optuna draws with pyplot, which would keep the figures in memory
     return files
 
 
 def show(study: Study, plan: Plan, display: Display) -> None:
-    """Prints the best trials, and the default beside them."""
+    """Prints the best trials and, to compare, the trial with the default values."""
     trials = standing(study)
     states = [trial.state for trial in trials.values()]
     counts = ", ".join(
         f"{states.count(state)} {state.name.lower()}" for state in TrialState if states.count(state)
     )
-    passed = sum(len(attempts(trial)) - 1 for trial in trials.values())
-    display.note(f"{len(trials)} trials: {counts}" + (f"; passed on {passed} times" if passed else ""))
+    repeats = sum(len(attempts(trial)) - 1 for trial in trials.values())
+    display.note(f"{len(trials)} trials: {counts}" + (f"; passed on {repeats} times" if repeats else ""))
     complete = {name: trial for name, trial in trials.items() if trial.state == TrialState.COMPLETE}
     if not complete:
         return
-    # Several objectives have several best trials; of equal trials with one objective the first is enough.
+    # With several objectives, several trials can be best; with one, the first of equal trials is enough.
     best = {trial.number for trial in study.best_trials[: None if len(plan.objectives) > 1 else 1]}
     default = [name for name, trial in complete.items() if trial.user_attrs.get(DEFAULT)]
     rows = [_row(plan, name, complete[name], "default") for name in default]
     rows += [_row(plan, name, trial, "best") for name, trial in complete.items() if trial.number in best]
     display.table(rows)
     if default and len(plan.objectives) == 1:
-        away = abs(study.best_value - complete[default[0]].values[0])
+        gain = abs(study.best_value - complete[default[0]].values[0])
         display.note(
-            f"the best is better than the default by {away:.4g}"
-            if away
+            f"the best is better than the default by {gain:.4g}"
+            if gain
             else "no trial is better than the default"
         )
 
 
 def _row(plan: Plan, name: int, trial: FrozenTrial, rank: str) -> dict[str, str]:
+    """Describes a complete trial as a row of the table of the best trials."""
     values = {m: f"{v:.6g}" for m, v in zip(plan.objectives, trial.values, strict=True)}
-    given = {key: trial.params.get(key) for key in plan.space}
+    drawn_values = {key: trial.params.get(key) for key in plan.space}
     params = {
         key: f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
-        for key, value in given.items()
+        for key, value in drawn_values.items()
     }
     return {"": rank, "trial": str(name), **values, **params}
 
 
 def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
-    """Names each figure, with the function that draws it."""
+    """Returns the functions that draw the figures, by the figure's name."""
     figures: dict[str, Callable[[], Any]] = {}
     metrics = list(plan.objectives)
     for number, metric in enumerate(metrics):

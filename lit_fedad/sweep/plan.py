@@ -27,25 +27,25 @@ from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
 from lit_fedad.core.typed_words import written
 
-_CALLED = {"sampler": "samplers", "pruner": "pruners"}
+_CALLED = {"sampler": "samplers", "pruner": "pruners"}  # keys with a `_target_`, and its module in Optuna
 
 BYTES = "bytes"
-"""The objective that is no metric: bytes of all exchanges, up and down, those of set-up too, over the rounds."""
+"""The objective that is not a metric: bytes of all exchanges, up and down, with set-up, divided by the rounds."""
 
 
 def objective_value(result: Mapping[str, Any], objective: str) -> float | None:
     """Computes the value of an objective in a finished run.
 
     Args:
-        result: The content of its ``result.json``.
+        result: The content of the run's ``result.json``.
         objective: A metric (``pro``: mean over clients; ``pro/worst``, ``pro/pooled``, ``pro/product_mean``), or
             `BYTES`.
 
     Returns:
-        The metric after the last round; None where it is undefined.
+        The metric after the last round, None if it is undefined; for `BYTES`, the bytes of a round.
 
     Raises:
-        UserError: As `metric_value`.
+        UserError: See `metric_value`.
     """
     if objective == BYTES:
         return (sum(result["bytes_up"]) + sum(result["bytes_down"])) / max(result["rounds"], 1)
@@ -53,7 +53,7 @@ def objective_value(result: Mapping[str, Any], objective: str) -> float | None:
 
 
 def metric_value(metrics: Mapping[str, Any], objective: str) -> float | None:
-    """Returns the value of an objective that is a metric, from the summaries of a round by name.
+    """Returns the value of an objective that is a metric, from a round's summaries of each metric, by its name.
 
     Raises:
         UserError: If the metric is not measured, or not by product.
@@ -81,10 +81,11 @@ class Dimension:
     """One searched key of the configuration.
 
     Attributes:
-        low: Least value of a number.
+        type: ``float`` or ``int`` for a number, ``categorical`` for listed values.
+        low: Smallest value of a number.
         high: Largest value of a number.
-        log: Search the number's logarithm.
-        step: Grid of the number; None for any float and every int.
+        log: Whether the number's logarithm is searched.
+        step: Distance between the numbers that are tried; None for any float and every int.
         choices: Values of a categorical key: choices of a configuration group, or values of the key.
     """
 
@@ -99,7 +100,7 @@ class Dimension:
         """Builds the distribution that Optuna draws from.
 
         Raises:
-            ValueError: If a bound is missing, or of an int no whole number, or the bounds make no range.
+            ValueError: If a bound is missing, is not a whole number for an int, or the bounds make no range.
         """
         if self.type == "categorical":
             return CategoricalDistribution(self.choices or [])
@@ -117,12 +118,13 @@ class Plan:
     """A study: the experiment that its trials run, the keys that they vary, and the objectives.
 
     Attributes:
+        base: Overrides that configure the base experiment.
         objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
             ``pro/pooled``, over products (``pro/product_mean``), or ``bytes`` (`BYTES`).
         space: Searched keys, each with its `Dimension`.
         sampler: An Optuna sampler, by ``_target_``.
         pruner: An Optuna pruner, by ``_target_``; None to let every trial run to its end.
-        trials: How many, unless the option ``n_trials`` is given.
+        trials: Number of trials, unless the option ``n_trials`` is given.
     """
 
     base: list
@@ -139,7 +141,7 @@ class Plan:
 
     @cached_property
     def base_config(self) -> Config:
-        """Configuration of the base experiment, whose values are the default that trials are compared with."""
+        """Configuration of the base experiment; trials are compared with the one that runs its values."""
         return compose(self.base)
 
     def config(self, params: Mapping[str, Any]) -> Config:
@@ -149,30 +151,30 @@ class Plan:
     def defaults(self) -> dict[str, Any] | None:
         """Reads the base experiment's values of the searched keys; None if one lies outside the search space."""
         values = {key: self._default(key) for key in self.space}
-        inside = all(_holds(self.distributions[key], value) for key, value in values.items())
+        inside = all(_can_draw(self.distributions[key], value) for key, value in values.items())
         return values if inside else None
 
     def make_sampler(self, seed: int) -> BaseSampler:
-        """Builds a worker's own sampler."""
+        """Builds the sampler of one worker, with its seed if the sampler takes one."""
         return build(self.sampler, **({"seed": seed % 2**32} if takes(self.sampler, "seed") else {}))
 
     def make_pruner(self) -> BasePruner:
-        """Builds the study's pruner."""
+        """Builds the study's pruner; without one, a pruner that ends no trial."""
         return build(self.pruner) or NopPruner()
 
     def sampler_named(self) -> str:
-        """Identifies the sampler, which may change while a study goes on, as JSON."""
+        """Returns a JSON text that identifies the sampler, which may change while a study goes on."""
         return json.dumps(self.sampler, sort_keys=True, default=str)
 
     def fingerprint(self) -> str:
-        """Identifies the study by its base experiment, search space and objectives, as JSON."""
+        """Returns a JSON text that identifies the study by its base experiment, search space and objectives."""
         space = {key: repr(distribution) for key, distribution in self.distributions.items()}
         return json.dumps([identity(self.base_config), space, self.objectives], sort_keys=True)
 
     def _default(self, key: str) -> Any:
         """Reads the base experiment's value of a key, or choice of a group; `_ABSENT` if it has none."""
         if choices(key):
-            # All are composed: a misspelt one would fail each of its trials.
+            # Composes every choice, which finds misspelt ones now: each would make all its trials fail.
             same = [c for c in self.space[key].choices or () if self.config({key: c}) == self.base_config]
             return same[0] if same else _ABSENT
         value: Any = self.base_config
@@ -182,13 +184,13 @@ class Plan:
 
 
 def sweeps_folder() -> Path:
-    """Finds the packaged study files; in a checkout, those at the top of the repository."""
+    """Returns the folder of the packaged study files; in a checkout, ``sweeps`` at the top of the repository."""
     packaged = Path(__file__).parents[1] / "studies"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "sweeps"
 
 
 def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
-    """Reads a study file and checks it against the configuration that it searches.
+    """Reads a study file, adds overrides to its base experiment, and checks it against the searched configuration.
 
     Raises:
         UserError: If the study does not exist, or something in its file is wrong.
@@ -222,14 +224,16 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
 
 
 _OF_THE_COMMAND = ("hydra", "callbacks", "tracking", "out", "start", "fresh")
-"""What no study file sets: where configuration is searched, what runs beside a trial, who is told, where it writes."""
+"""Sections and keys that no study file may set: Hydra's own, callbacks, tracking, and how and where a run starts."""
 
 
 def _check_names(section: Mapping[str, Any], where: str) -> None:
-    """Refuses a study file that does more than vary settings and name Optuna's samplers and pruners: they are called.
+    """Refuses a study file that does more than vary settings and name Optuna's samplers and pruners.
+
+    A study file may come from anybody, and what a ``_target_`` names is called.
 
     Raises:
-        UserError: If it does.
+        UserError: If it does more.
     """
     for key in _CALLED:
         if isinstance(section.get(key), dict) and "_target_" not in section[key]:
@@ -241,7 +245,7 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
                 raise UserError(
                     f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"
                 )
-            # Workers of different seeds would repeat some of its values, and never try others.
+            # Its workers have different seeds: they would repeat some values, and never try others.
             if name == "optuna.samplers.GridSampler":
                 raise UserError(
                     f"{where}: workers cannot share a GridSampler; name optuna.samplers.BruteForceSampler, which tries"
@@ -262,6 +266,7 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
 
 
 def _check(plan: Plan, where: str) -> None:
+    """Checks the values of a plan, and that all its parts can be built; `where` begins the errors."""
     directions = plan.objectives.values() if isinstance(plan.objectives, dict) else ()
     if not directions or not all(direction in _DIRECTIONS for direction in directions):
         raise UserError(f"{where}: objectives={plan.objectives} must be metric: {' or '.join(_DIRECTIONS)}")
@@ -279,30 +284,30 @@ def _check(plan: Plan, where: str) -> None:
         check_conflicts(plan.base_config, plan.base)
         if str(plan.base_config["fabric"]["devices"]) != "1":
             raise UserError("a trial runs in one process; start more workers instead of fabric.devices")
-        firsts = _firsts(plan)
+        first_values = _first_values(plan)
         plan.make_sampler(0)
         plan.make_pruner()
-        plan.config(firsts)
+        plan.config(first_values)
         for key in plan.space:
             plan._default(key)
     except (UserError, ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
-def _firsts(plan: Plan) -> dict[str, Any]:
-    """Lists the first choice or least value of each searched key."""
-    firsts = {}
+def _first_values(plan: Plan) -> dict[str, Any]:
+    """Returns the first choice or smallest value of each searched key."""
+    first_values = {}
     for key, dimension in plan.space.items():
         try:
             distribution: Any = dimension.distribution()
         except ValueError as error:
             raise UserError(f"space: {key}: {error}") from error
         is_choice = isinstance(distribution, CategoricalDistribution)
-        firsts[key] = distribution.choices[0] if is_choice else distribution.low
-    return firsts
+        first_values[key] = distribution.choices[0] if is_choice else distribution.low
+    return first_values
 
 
-def _holds(distribution: BaseDistribution, value: Any) -> bool:
+def _can_draw(distribution: BaseDistribution, value: Any) -> bool:
     """Tells whether a distribution can draw a value."""
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
@@ -310,6 +315,6 @@ def _holds(distribution: BaseDistribution, value: Any) -> bool:
         return False
     try:
         create_trial(value=0.0, params={"key": value}, distributions={"key": distribution})
-    except ValueError:  # Optuna's own check of what a trial was given
+    except ValueError:  # raised by Optuna's own check of a trial's values
         return False
     return True

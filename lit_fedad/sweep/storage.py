@@ -1,4 +1,4 @@
-"""Opens the storage of a study, and passes on trials whose worker was lost."""
+"""Opens the storage of a study, reads its trials, and queues trials of lost workers again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_own
 from lit_fedad.core.text import redact
 
-RETRIES = 3
-GIVEN_BACK = "given_back"
-WORKER = "worker"
+RETRIES = 3  # times that a trial is queued again after its worker was lost
+GIVEN_BACK = "given_back"  # attribute of a trial: how often stopping workers have given it back
+WORKER = "worker"  # attribute of a trial: number of the worker that plays it
 
 _DRIVERS = {"postgresql": "'psycopg[binary]'", "mysql": "pymysql", "grpc": "grpcio"}
-# What a plain URL means depends on the version of SQLAlchemy.
+# Named here because the driver of a URL without one depends on the version of SQLAlchemy.
 _PLAIN = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 _FORMS = "journal, sqlite:///FILE, postgresql://..., mysql://..., grpc://HOST:PORT"
 
@@ -34,7 +34,7 @@ def open_storage(text: str, out: Path) -> BaseStorage:
         out: The study's folder.
 
     Raises:
-        UserError: If it is none of these, does not answer, or its driver is missing. Passwords are not repeated.
+        UserError: If it is none of these, does not answer, or its driver is missing. The message holds no password.
     """
     if text == "journal":
         return _journal(out)
@@ -50,20 +50,21 @@ def open_storage(text: str, out: Path) -> BaseStorage:
             return RDBStorage(f"{_PLAIN.get(scheme, scheme)}://{address}")
     except ImportError as error:
         raise UserError(f"storage={scheme}://... needs a driver: pip install {_DRIVERS[kind]}") from error
-    except Exception as error:  # of SQLAlchemy, a driver or gRPC
+    except Exception as error:  # raised by SQLAlchemy, a driver or gRPC
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"storage={scheme}://... cannot be opened: {redact(cause[0].replace(address, '...'), text)}"
-        ) from None  # its cause may name the password
+        ) from None  # the cause's text may hold the password
     raise UserError(f"storage={redact(scheme)}: give one of {_FORMS}")
 
 
 def _journal(out: Path) -> JournalStorage:
+    """Opens the study's journal, a file in its folder that several hosts can share."""
     log, lock = (check_own(out / name) for name in ("journal.log", "journal.lock"))
     try:
-        # Unlike Optuna's own locks, this one goes with a killed worker.
+        # Unlike Optuna's own locks, this one is released when its worker is killed.
         storage = JournalStorage(JournalFileBackend(str(log), FileLock(lock)))
-        storage.get_all_studies()  # reads it
+        storage.get_all_studies()  # reads the journal, so that a damaged one is refused here
     except (
         OSError,
         ArithmeticError,
@@ -78,36 +79,36 @@ def _journal(out: Path) -> JournalStorage:
 
 
 def check_trials(study: Study, objectives: int) -> None:
-    """Checks what a storage says of trials: whoever can write to it may say anything.
+    """Checks the values and attributes of all trials, since anybody who can write to the storage may change them.
 
     Args:
         study: The study.
         objectives: How many values a complete trial has.
 
     Raises:
-        UserError: If a trial has others, or notes of other types.
+        UserError: If a trial has another number of values, or attributes of other types.
     """
     for trial in study.get_trials(deepcopy=False):
-        values, notes = trial.values, trial.user_attrs
-        lost = trial.system_attrs.get("retry_history", [])
+        values, attributes = trial.values, trial.user_attrs
+        earlier = trial.system_attrs.get("retry_history", [])  # numbers of earlier attempts
         counts = [
-            notes.get(GIVEN_BACK, 0),
-            notes.get(WORKER, 0),
-            *(lost if isinstance(lost, list) else [None]),
+            attributes.get(GIVEN_BACK, 0),
+            attributes.get(WORKER, 0),
+            *(earlier if isinstance(earlier, list) else [None]),
         ]
         if (
             (values is None and trial.state == TrialState.COMPLETE)
             or not (values is None or [type(value) for value in values] == [float] * objectives)
             or not all(type(count) is int for count in counts)
-            or not isinstance(notes.get("cause", ""), str)
+            or not isinstance(attributes.get("cause", ""), str)
         ):
             raise UserError(f"trial {trial.number} of this study cannot be read; give another out=DIR")
 
 
 def pass_on(study: Study, trial: FrozenTrial) -> None:
-    """Queues a trial that was lost with its worker, or given back by it, with the same parameters and folder.
+    """Queues a trial again, with the same parameters and folder, after its worker was lost or has given it back.
 
-    One that has been lost more than `RETRIES` times is not queued again: it may be what stops its workers.
+    A trial that has been lost more than `RETRIES` times is not queued again: it may be what kills its workers.
     """
     trial = copy.deepcopy(trial)
     trial.user_attrs.pop(WORKER, None)
@@ -117,11 +118,11 @@ def pass_on(study: Study, trial: FrozenTrial) -> None:
 
 
 def attempts(trial: FrozenTrial) -> list[int]:
-    """Lists the numbers under which a trial has been begun, the first one first and its own last."""
+    """Lists the numbers of a trial's attempts, from the first to this one."""
     return [*trial.system_attrs.get("retry_history", ()), trial.number]
 
 
 def standing(study: Study) -> dict[int, FrozenTrial]:
-    """Lists the study's trials, each as its last attempt, by its place: 0, 1, 2, ... without a gap."""
+    """Returns the study's trials, each as its last attempt, numbered 0, 1, 2, ... without a gap."""
     latest = {attempts(trial)[0]: trial for trial in study.get_trials(deepcopy=False)}
     return dict(enumerate(latest[number] for number in sorted(latest)))

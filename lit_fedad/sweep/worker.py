@@ -1,4 +1,4 @@
-"""Plays trials of a study in one of the processes that share it, and passes on trials of lost workers."""
+"""Plays trials of a study in one of the processes that share it, and queues trials of lost workers again."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
 from lit_fedad.sweep.storage import GIVEN_BACK, WORKER, attempts, pass_on, standing
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-_EXHAUSTED = "exhausted"  # of the study: the sampler that has tried all values
-_MOST_FAILURES = 3  # of the first trials; when all of them failed, the study itself is at fault
+_EXHAUSTED = "exhausted"  # attribute of the study: the sampler that has tried all values
+_MOST_FAILURES = 3  # if this many first trials all fail, the study itself is at fault
 
 
 class PrunedError(Exception):
@@ -39,7 +39,7 @@ class PrunedError(Exception):
 
 
 class GivenBackError(Exception):
-    """Raised when a worker was asked to stop, and its trial has a checkpoint."""
+    """Raised when a worker was asked to stop and its trial has a checkpoint, from which another worker can go on."""
 
 
 class PlanError(UserError):
@@ -47,23 +47,28 @@ class PlanError(UserError):
 
 
 Play = Callable[[Trial, Plan, Path, Callable[[], bool]], Sequence[float]]
-"""Plays a trial in its folder, checks the function given whether to give it back, and returns a value an objective."""
+"""A function that plays a trial in its folder, asks its last argument whether to give the trial back, and returns one
+value for each objective."""
 
 
 class Registry:
-    """The study's workers: a lock each in a shared folder, which the system releases as soon as its worker ends.
+    """The study's workers: each holds a lock in a shared folder, which the system releases when its worker ends.
+
+    The study's lock must be held when a registry is made, so that each worker gets a number of its own.
 
     Args:
         folder: Folder of the locks, and of a file for each number that was given.
+
+    Attributes:
+        number: The number of this worker.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.number = len(list(folder.glob("*.worker")))  # under the study's lock
-        check_own(
-            folder / f"{self.number}.worker"
-        ).touch()  # stays, where a library removes locks that it releases
+        self.number = len(list(folder.glob("*.worker")))
+        # This file marks the number as given: the lock's own file may be removed when it is released.
+        check_own(folder / f"{self.number}.worker").touch()
         self.lock = self._lock(self.number)
         self.lock.acquire(timeout=0)
 
@@ -83,8 +88,11 @@ class Worker:
     """A process that plays trials until the study has as many as it should.
 
     Args:
-        trials: How many trials the study should have; one that is passed on counts once.
-        lock: Held while a trial is claimed.
+        trials: How many trials the study should have; a trial that is queued again counts once.
+        lock: The study's lock, which a worker holds while it claims a trial.
+
+    Attributes:
+        leaving: Set when this worker was asked to stop.
     """
 
     def __init__(
@@ -101,22 +109,22 @@ class Worker:
         self.study, self.plan, self.out, self.trials = study, plan, out, trials
         self.registry, self.lock, self.play, self.display = registry, lock, play, display
         self.leaving = threading.Event()
-        # Samplers that try all values call it after the last; Optuna's own is for `Study.optimize` alone.
+        # Samplers that try all values call this method after the last one. Optuna's own only works in `Study.optimize`.
         study.stop = self._exhaust  # type: ignore[method-assign]
 
     def run(self) -> None:
-        """Plays trials; at the end waits for those of other workers, which may still be lost.
+        """Plays trials; at the end waits for the trials of other workers, in case one is lost.
 
         Raises:
             UserError: If the study's file is at fault, or its first trials all fail.
         """
         with self._signals():
-            said = False
+            announced = False
             while not self.leaving.is_set():
                 trial = self.claim()
                 if trial is not None:
                     self.perform(trial)
-                    ended = [one for one in standing(self.study).values() if one.state in _ENDED]
+                    ended = [trial for trial in standing(self.study).values() if trial.state in _ENDED]
                     if len(ended) >= min(_MOST_FAILURES, self.trials):
                         refuse_failures(ended)
                 elif not self.study.get_trials(
@@ -128,13 +136,13 @@ class Worker:
                         )
                     return
                 else:
-                    if not said:
+                    if not announced:
                         self.display.note("waits for the other workers' trials")
-                    said = True
+                    announced = True
                     self.leaving.wait(1.0)
 
     def claim(self) -> Trial | None:
-        """Takes a trial that was passed on, or else the next one; None if there is none left."""
+        """Claims a trial that was queued again, or else the next new one; returns None if there is none left."""
         with self.lock:
             self.reap()
             trials = standing(self.study)
@@ -143,27 +151,28 @@ class Worker:
                 return None
             try:
                 trial = self.study.ask(self.plan.distributions)
-            except (ImportError, ValueError) as error:  # it lacks a package, or is for one objective
-                self.reap()  # the trial that it began
+            except (ImportError, ValueError) as error:  # it lacks a package, or takes one objective
+                self.reap()  # ends the trial that has begun
                 raise UserError(f"{self.plan.sampler['_target_']} draws no trial: {error}") from error
             trial.set_user_attr(WORKER, self.registry.number)
             return trial
 
     @property
     def exhausted(self) -> bool:
-        """Whether the study's sampler has tried all values, here or at another worker."""
+        """Whether the study's sampler has tried all values, in this or another worker."""
         return bool(self.study.user_attrs.get(_EXHAUSTED) == self.plan.sampler_named())
 
     def _exhaust(self) -> None:
-        """Has no worker begin a further trial: the sampler has tried all values."""
+        """Notes that the sampler has tried all values, so that no worker begins a further trial."""
         if not self.exhausted:
             self.study.set_user_attr(_EXHAUSTED, self.plan.sampler_named())
 
     def reap(self) -> None:
-        """Passes on the trials of lost workers; the study's lock must be held."""
+        """Queues the trials of lost workers again; the study's lock must be held."""
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             worker = trial.user_attrs.get(WORKER)
-            # One without a worker was being claimed when its worker died, because no other worker holds the lock now.
+            # A trial without a worker was being claimed when its worker died: nobody else can be claiming it, since
+            # this worker holds the lock.
             if worker is None or not self.registry.lives(worker):
                 self.display.note(f"trial {self._name(trial)} was lost with its worker and is passed on")
                 pass_on(self.study, self.study.tell(trial.number, state=TrialState.FAIL))
@@ -178,8 +187,8 @@ class Worker:
         name = self._name(self.study.trials[trial.number])
         folder = self.out / f"trial_{name}"
         trial.set_user_attr("folder", folder.name)
-        chosen = ", ".join(f"{key}={value}" for key, value in trial.params.items())
-        self.display.note(f"trial {name} begins: {chosen or 'the plan alone'}")
+        params = ", ".join(f"{key}={value}" for key, value in trial.params.items())
+        self.display.note(f"trial {name} begins: {params or 'the plan alone'}")
         try:
             values = list(self.play(trial, self.plan, folder, self.leaving.is_set))
         except PrunedError as pruned:
@@ -191,11 +200,11 @@ class Worker:
             self.display.note(f"trial {name}: given back, {str(stop) or 'interrupted'}")
             if isinstance(stop, KeyboardInterrupt):
                 raise
-        except UpdateFinishedTrialError:  # a file server that was away has released this worker's lock
+        except UpdateFinishedTrialError:  # a failing file server has released this worker's lock to another
             self.display.warn(f"trial {name} was taken for lost and passed on; this worker leaves it")
         except Exception as error:
             cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            cause = redact(cause)  # kept in the storage and in trials.csv
+            cause = redact(cause)  # it is stored, and written to trials.csv
             trial.set_user_attr("cause", cause)
             self.study.tell(trial, state=TrialState.FAIL)
             if isinstance(error, PlanError):
@@ -203,44 +212,44 @@ class Worker:
             self.display.warn(f"trial {name} failed: {cause}")
         else:
             self.study.tell(trial, values, skip_if_finished=True)
-            told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.plan.objectives, values, strict=True))
-            self.display.note(f"trial {name}: {told}; {self._left()}")
+            results = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.plan.objectives, values, strict=True))
+            self.display.note(f"trial {name}: {results}; {self._progress()}")
 
     def _name(self, trial: FrozenTrial) -> int:
-        """Finds a trial's place in the study, the same for all of its attempts."""
+        """Finds a trial's number in `standing`, which is the same for all of its attempts."""
         first = attempts(trial)[0]
         return next(n for n, other in standing(self.study).items() if attempts(other)[0] == first)
 
-    def _left(self) -> str:
-        """Says how many trials have ended and, by the median time of complete ones, how long the others take."""
+    def _progress(self) -> str:
+        """Says how many trials have ended, and how long the others take by the median time of those."""
         trials = list(standing(self.study).values())
         ended = [trial for trial in trials if trial.state in _ENDED]
-        took = [trial.duration.total_seconds() for trial in ended if trial.duration is not None]
+        seconds = [trial.duration.total_seconds() for trial in ended if trial.duration is not None]
         workers = 1 + sum(trial.state == TrialState.RUNNING for trial in trials)
         left = max(0, self.trials - len(ended))
-        eta = f", about {clock(statistics.median(took) * left / workers)} left" if left and took else ""
+        eta = f", about {clock(statistics.median(seconds) * left / workers)} left" if left and seconds else ""
         return f"{len(ended)} of {self.trials} trials ended{eta}"
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Gives the trial back on signals: after its next checkpoint on USR1, at once on TERM."""
+        """Makes signals give the trial back: USR1 after its next checkpoint, TERM at once."""
         handlers: dict[signal.Signals, Any] = {
             signal.SIGUSR1: lambda *_: self.leaving.set(),
             signal.SIGTERM: signal.default_int_handler,
         }
-        old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        usual = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:
-            for number, handler in old.items():
+            for number, handler in usual.items():
                 signal.signal(number, handler)
 
 
 def refuse_failures(ended: Sequence[FrozenTrial]) -> None:
-    """Refuses a study of which every trial failed.
+    """Refuses a study if all trials that have ended have failed.
 
     Raises:
-        UserError: If all failed, with the cause of the last.
+        UserError: If all have failed; the message has the cause of the last.
     """
     if ended and all(trial.state == TrialState.FAIL for trial in ended):
         causes = [trial.user_attrs["cause"] for trial in ended if "cause" in trial.user_attrs]
@@ -250,16 +259,16 @@ def refuse_failures(ended: Sequence[FrozenTrial]) -> None:
         )
 
 
-DEFAULT = "default"
+DEFAULT = "default"  # attribute of the trial that runs the base experiment's own values
 
 
 def play_trial(
     trial: Trial, plan: Plan, folder: Path, leaving: Callable[[], bool], tracking: Mapping[str, Any]
 ) -> list[float]:
-    """Runs a trial, or what is left of it.
+    """Runs a trial, or continues it from its checkpoint; returns one value for each objective.
 
     Raises:
-        PrunedError: If the study's pruner ends it.
+        PrunedError: If the study's pruner ends the trial.
         GivenBackError: If the worker leaves.
         UserError: If the configuration is refused, or a value is undefined.
     """
@@ -282,7 +291,7 @@ class _Watch(FederationCallback):
         self.pruned = False
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Judges the round."""
+        """Reports the round, and ends the trial if it is pruned or its worker leaves."""
         self.trial.set_user_attr("round", report.round)
         if report.metrics is not None:
             self._judge(report.round, report.metrics)
@@ -297,13 +306,14 @@ class _Watch(FederationCallback):
         if len(self.metrics) > 1 or self.metrics[0] == BYTES:
             return
         self.trial.report(_value(self.metrics[0], values[0], round), round)
-        # The default runs to its end: how far it is from the best must be known.
+        # The trial with the default values runs to its end: results compare the best trial with it.
         if not self.trial.user_attrs.get(DEFAULT) and self.trial.should_prune():
             self.pruned = True
             raise RunStoppedError(f"round {round}")
 
 
 def _value(metric: str, value: float | None, round: int) -> float:
+    """Returns a metric's value if it is finite; raises `UserError` if not."""
     if value is None or not math.isfinite(value):
         raise UserError(f"{metric} is undefined after round {round}")
     return value
