@@ -59,8 +59,8 @@ class FleetProxy:
 
     Attributes:
         authenticator: Checks that a request comes from a registered site.
-        signals: Tells that the run has sent requests: until then a poll that finds none is held back. Takes note when
-            a site signs on or off.
+        signals: Tells when the run has sent requests: a poll that finds no request is held back until then. Takes note
+            when a site signs on or off.
         app: The proxy as an app for a server.
     """
 

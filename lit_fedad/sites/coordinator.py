@@ -41,7 +41,7 @@ from lit_fedad.sites.site_noise import is_central, planned
 from lit_fedad.sites.status import Contact, Status, flat_status
 
 ENROLLED = "sites.json"
-"""File in a run's folder with the facts that sites gave of themselves when they began to take part."""
+"""File in a run's folder with the facts that the sites of the run gave of themselves."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ def coordinate(
 
 
 class SiteClients(Participants, RunCallback):
-    """The sites of a run as its participants; interrupts the rounds when other sites come. For arguments `coordinate`.
+    """The sites of a run as its participants; it interrupts the rounds when other sites join.
+
+    See `coordinate` for the arguments.
 
     Attributes:
         known: Facts that sites have given of themselves, by client.

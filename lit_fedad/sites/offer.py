@@ -131,7 +131,7 @@ class Taken:
         return [self.exchange, self.disclosed.kind.value, self.disclosed.images]
 
     def within(self, approved: list[Any]) -> bool:
-        """Tells whether an approved `key` covers this: it is the same, over at most as many images."""
+        """Tells whether this is what an approved `key` names, or the same over more images."""
         (*what, images), (*approved_what, least) = self.key, approved
         return what == approved_what and (
             images == least or (least is not None and (images is None or images > least))

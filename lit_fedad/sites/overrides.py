@@ -34,7 +34,7 @@ OWN = (*CIRCUMSTANCES, "data", "partition", "public", "start", "hydra")
 
 NORMALISATION: Mapping[str, tuple[float, float]] = {"data.mean": (0.0, 1.0), "data.std": (0.01, 100.0)}
 """Keys by which a federation normalises labelled images, with the range of their values. All sites need the same, since
-models depend on it; the range is bounded, since gradients grow with the values."""
+models depend on them; the range is bounded, since the size of gradients depends on the divisor ``data.std``."""
 
 OPERATORS = ("calibration.group", "image.page")
 """Keys that only a site's own operator may set: a regular expression over the names of its files, and their page."""

@@ -88,9 +88,9 @@ class Session:
         )
         self.party: Party | None = None
         self.message = b""
-        self.place, self.sites = (0, 0, ""), list[str]()
+        self.place, self.sites = (0, 0, ""), list[str]()  # of the last masked message, and of its secure sum
         self.least = part.fewest()
-        self.told_scalars = self.approved is not None or policy.allows(LOSS, self.least)
+        self.sends_scalars = self.approved is not None or policy.allows(LOSS, self.least)
         self.products: Sequence[str] | None = None
 
     def settle(self, products: Sequence[str]) -> None:
@@ -118,16 +118,16 @@ class Session:
             self.display.note(f"run {self.run}: {noise.words}")
         self.noise, taken = noise, part.taken(noise)
         judge(settings.policy, taken, self.least, self.approved)
-        kinds = {one.disclosed.kind for one in taken}
+        kinds = {item.disclosed.kind for item in taken}
         self.trained = TrainingImages(
-            part.summed(any(one.disclosed.by_product for one in taken)),
+            part.summed(any(item.disclosed.by_product for item in taken)),
             hash_of([config["seed"], self.number, config["method"], part.summed(by_product=False)])
             if Kind.MEAN_IMAGES in kinds
             else "",
         )
         exchanges = part.declared(noise)
-        asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
-        specs = [exchange.broadcast_spec(client) for exchange in asked]
+        every = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
+        specs = [exchange.broadcast_spec(client) for exchange in every]
         max_bytes = max(map(channel.down.largest, specs)) + (LONGEST_SHARES if self.secure else 0)
         self.largest = min(LARGEST_BLOB, max_bytes) if self.products_known else LARGEST_BLOB
         # Predictions on the test images, after the round and hash of the message with which they were made.
@@ -201,7 +201,7 @@ class Session:
             mask = self._mask(exchange, envelopes, (request.round, request.exchange, exchange.name))
             result = self.runner.play(exchange, data, mask)
             self.states.put(request.step, state_of(self.client))
-            scalars = dict(result.scalars) if self.told_scalars and not self._noised else {}
+            scalars = dict(result.scalars) if self.sends_scalars and not self._noised else {}
             return Reply(scalars=scalars, payload=result.blob), _in_words(disclosed_by(exchange, self.client))
         query = self._query(request)
         self._check(query.discloses, request)

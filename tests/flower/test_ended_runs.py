@@ -41,20 +41,20 @@ def ended(folder, monkeypatch):
     return run
 
 
-def test_why_is_left_for_the_command_that_began_it(folder, ended, capsys):
+def test_the_cause_of_an_early_end_is_left_for_the_command_that_started_the_run(folder, ended, capsys):
     ended()
     assert (folder.path / ERROR).read_text() == CAUSE
     assert CAUSE not in capsys.readouterr().err
 
 
-def test_why_is_said_where_it_cannot_be_left(folder, ended, capsys):
+def test_a_cause_that_cannot_be_written_is_printed(folder, ended, capsys):
     (folder.path / ERROR).mkdir()
     ended()
     assert f"error: {CAUSE}" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_superlink_that_fails_is_one_line(folder, ended):
-    """Its database lies on the disk that is full."""
+def test_a_failing_superlink_ends_the_run_in_one_line(folder, ended):
+    """The SuperLink's database lies on the disk that is full."""
     answer = httpx.Response(500, request=httpx.Request("POST", "https://127.0.0.1:9442/v1/x"))
     with pytest.raises(httpx.HTTPStatusError) as failed:
         answer.raise_for_status()
@@ -64,8 +64,8 @@ def test_a_superlink_that_fails_is_one_line(folder, ended):
     assert str(folder.path / "superlink.log") in line
 
 
-def test_a_superlink_that_cannot_be_noted_is_ended(folder, monkeypatch):
-    """Else it holds its port, and nothing tells whose it is."""
+def test_a_superlink_that_cannot_be_remembered_is_ended(folder, monkeypatch):
+    """Otherwise it would keep its port, and nothing would say which coordinator started it."""
     ended = []
 
     def fail(*given):
@@ -80,8 +80,8 @@ def test_a_superlink_that_cannot_be_noted_is_ended(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("left", "said"), [(CAUSE, CAUSE), ("", "the run ended early")])
-def test_the_command_says_why_or_where_it_is_said(folder, monkeypatch, left, said):
-    """What a full disk cut off is no cause."""
+def test_the_command_says_the_cause_or_names_the_log(folder, monkeypatch, left, said):
+    """A file that a full disk cut off at its beginning names no cause."""
 
     @contextmanager
     def nothing(*given):

@@ -44,7 +44,7 @@ def a_request(payload):
 
 
 @pytest.mark.parametrize("size", [0, 1000, (1 << 20) + 1])
-def test_of_a_request_only_the_payloads_record_is_pulled(size):
+def test_only_the_payloads_record_of_a_request_is_pulled(size):
     _, tree, objects = a_request(bytes(size))
     pulled = []
 
@@ -56,7 +56,7 @@ def test_of_a_request_only_the_payloads_record_is_pulled(size):
     assert len(pulled) == len(objects) - 2  # the message and its content are around it
 
 
-def test_a_request_that_would_fill_the_memory_is_an_empty_one():
+def test_a_request_that_would_fill_the_memory_is_read_as_an_empty_one():
     _, tree, objects = a_request(bytes(40 << 20))  # of one chunk, again and again
     assert sum(map(len, objects.values())) < 20 << 20
     assert fleet._payload(tree, objects.get, 20 << 20) == b""
@@ -70,7 +70,7 @@ def test_a_message_without_a_payloads_record_is_refused(children):
 
 
 def test_flowers_connection_is_made_with_connections_that_are_kept():
-    """Longer than the time between two heartbeats, and not so long as the open port keeps them."""
+    """They are kept longer than the time between two heartbeats, and shorter than the open port keeps them."""
     assert fleet_http_connection.FleetHttpClient is fleet.BoundedClient
     assert fleet.HEARTBEAT_DEFAULT_INTERVAL < fleet._KEPT_S < proxy._KEPT_S
     with fleet.BoundedClient("https://localhost") as client:
@@ -88,7 +88,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_coordinators_answer_is_bounded_and_leads_nowhere(answer):
+def test_a_coordinators_answer_is_bounded_and_redirects_are_not_followed(answer):
     asked = []
 
     def answered(request):
@@ -103,7 +103,7 @@ def test_a_coordinators_answer_is_bounded_and_leads_nowhere(answer):
 
 
 def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_path):
-    """Its open port answers before what is behind it."""
+    """The open port answers before the SuperLink behind it does."""
     write_site_key(tmp_path)
     request = httpx.Request("POST", "https://coordinator")
     answers = [httpx.Response(status, request=request) for status in (503, 502, 200)]
@@ -133,7 +133,7 @@ FAILED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
         (httpx.ConnectError(f"{FAILED}self-signed certificate"), "not vouched for by .*: do not connect"),
     ],
 )
-def test_why_a_site_does_not_come_in_is_said(monkeypatch, tmp_path, failure, said):
+def test_a_site_that_is_refused_says_why(monkeypatch, tmp_path, failure, said):
     write_site_key(tmp_path)
 
     def fail(*given):
@@ -148,7 +148,7 @@ def test_why_a_site_does_not_come_in_is_said(monkeypatch, tmp_path, failure, sai
 
 
 def test_an_outage_is_two_lines():
-    """Flower has one for each attempt, without address or time."""
+    """Flower logs a line for each attempt, without address or time."""
     notes = []
     outage = fleet._Outage("localhost:9443", notes.append)
     lines = ["Connection attempt failed, retrying in %.2f seconds", "another"]
@@ -163,7 +163,7 @@ def test_an_outage_is_two_lines():
     "damage", [bytes, lambda part: part[: len(part) // 2], lambda part: part.replace(b"C", b"X")]
 )
 def test_a_request_that_cannot_be_read_is_an_empty_one(damage):
-    """Flower's readers fail in many ways, and the site's process goes on."""
+    """Flower's functions that read messages raise many errors, and the site's process goes on after each."""
     _, tree, objects = a_request(b"a request")
     for name, part in objects.items():
         read = fleet._payload(tree, {**objects, name: damage(part)}.get, 1000)
@@ -190,8 +190,8 @@ def test_an_answer_that_cannot_be_read_does_not_end_a_site(monkeypatch, failure)
 
 
 @pytest.mark.parametrize("waits", ["first", "second", "nobody"])
-def test_a_part_goes_to_the_announcement_that_waits_for_it(monkeypatch, waits):
-    """Of two: in an outage Flower announces a reply again, and tells a site of either."""
+def test_a_part_of_a_reply_goes_to_the_session_that_waits_for_it(monkeypatch, waits):
+    """In an outage Flower announces a reply twice, and tells a site of either session."""
     monkeypatch.setattr(fleet.time, "sleep", lambda seconds: None)
     request, tree, objects = a_request(b"a request")
     requests = [(request, tree)]

@@ -169,7 +169,7 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line
         ("fed/federation.yaml", "own", "own: 'image.size=64' is not of cache, fabric, public, tracking"),
     ],
 )
-def test_a_folder_takes_no_settings_of_others_where_its_own_stand(tmp_path, name, key, line):
+def test_a_folder_refuses_settings_of_sections_that_others_set(tmp_path, name, key, line):
     init(tmp_path)
     file = tmp_path / name
     content = yaml.safe_load(file.read_text())
@@ -189,7 +189,7 @@ def test_a_site_leaves_out_what_a_set_has(tmp_path):
     assert "~data.anomalies.imagenet" in SiteFolder.open(tmp_path / "other").data
 
 
-def test_a_second_start_leaves_what_the_first_was_told(tmp_path, capsys):
+def test_a_second_start_leaves_the_error_file_of_the_first(tmp_path, capsys):
     init(tmp_path)
     fed = tmp_path / "fed"
     for name in ("north", "east"):
@@ -292,7 +292,7 @@ def test_a_certificate_of_another_account_is_not_called_missing_or_none(
 
 
 @pytest.mark.parametrize("out", ["signed_off", "registered", "keys", "../run", "a\n"])
-def test_a_run_is_not_called_like_what_lies_beside_it(tmp_path, capsys, out):
+def test_a_run_cannot_have_the_name_of_another_file_of_the_folder(tmp_path, capsys, out):
     init(tmp_path)
     file = tmp_path / "fed" / "federation.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"out": out}))

@@ -134,7 +134,7 @@ def test_what_got_lost_with_its_node_is_sent_again(code):
 
 
 def test_a_request_that_flower_does_not_take_is_sent_anew(monkeypatch):
-    """After an outage, in which it came twice."""
+    """Flower refuses a request after an outage in which it arrived twice."""
     grid, push = Grid({7: KEYS[1], 8: KEYS[0]}), Grid.push_messages
     refused = iter([True, False, False])
 
@@ -148,7 +148,7 @@ def test_a_request_that_flower_does_not_take_is_sent_anew(monkeypatch):
 
 
 def test_a_site_does_not_say_without_end_that_its_request_got_lost(monkeypatch):
-    """With each request that is sent again it may fill the coordinator's disk again."""
+    """Each repeated request takes up space on the coordinator's disk."""
     monkeypatch.setattr("lit_fedad.flower.grid._POLL_S", 0.0)
     grid = Grid({8: KEYS[0]}, *[3] * 6)
     assert dict(carrier_of(grid).carry({0: b"to north"}, 1000)) == {
@@ -167,13 +167,13 @@ def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     assert "its key was taken away" in dict(found)[0].cause  # at once
 
 
-def test_who_has_signed_off_costs_no_time():
+def test_a_site_that_has_signed_off_is_not_waited_for():
     carrier = carrier_of(Grid({7: KEYS[1]}), 3600.0, lambda key: key == KEYS[0])
     assert dict(carrier.carry(BOTH, 1000)) == {0: NoReply("has signed off"), 1: b"TO EAST"}
     assert carrier.present() == {1: "east"}
 
 
-def test_who_is_waited_for_is_told_when_it_changes(monkeypatch):
+def test_the_operator_is_told_which_sites_are_waited_for_when_that_changes(monkeypatch):
     monkeypatch.setattr("lit_fedad.flower.grid._PATIENCE_S", 0.0)
     grid, told = Grid({}), []
 
@@ -187,7 +187,7 @@ def test_who_is_waited_for_is_told_when_it_changes(monkeypatch):
     ]
 
 
-def test_who_is_away_or_late_is_lost():
+def test_a_site_that_is_away_or_late_gives_no_reply():
     grid = Grid({8: KEYS[0]}, *["wait"] * 1000)
     assert carry(grid, 0.5) == {
         0: NoReply("did not answer within 0.5 seconds"),
@@ -196,8 +196,8 @@ def test_who_is_away_or_late_is_lost():
 
 
 @pytest.mark.parametrize("polls", [2, 1_000_000])
-def test_who_announces_a_reply_and_does_not_send_it_costs_the_others_nothing(polls):
-    """A site that is killed in between, or that lies: Flower would wait for minutes, or hours."""
+def test_a_reply_that_is_announced_and_not_sent_does_not_delay_the_others(polls):
+    """For a site that is killed in between, or that lies, Flower would wait minutes or hours."""
     grid = Grid({7: KEYS[1], 8: KEYS[0]})
     part = next(iter(get_all_nested_objects(wrapped(b"TO NORTH")).values())).deflate()
     grid.held[part] = polls
@@ -206,7 +206,7 @@ def test_who_announces_a_reply_and_does_not_send_it_costs_the_others_nothing(pol
     assert came == [(1, b"TO EAST"), (0, north)]  # in the order in which they came
 
 
-def test_who_has_missed_a_request_is_waited_for_once_it_is_back():
+def test_a_site_that_has_missed_a_request_is_waited_for_once_it_is_back():
     grid = Grid({8: KEYS[0]})
     carrier = carrier_of(grid, 0.3)
     assert dict(carrier.carry(BOTH, 1000))[1] == NoReply("did not connect within 0.3 seconds")
@@ -243,7 +243,7 @@ def test_what_is_no_message_is_refused(content):
         unwrapped(SimpleNamespace(content=RecordDict(content)))
 
 
-def test_of_a_reply_that_is_too_long_no_more_is_read(monkeypatch):
+def test_a_reply_that_is_too_long_is_not_read_to_its_end(monkeypatch):
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
     chunks = [bytes([number % 256, number // 256]) * 500 for number in range(4000)]
     long = wrapped(b"".join(chunks))
@@ -257,8 +257,8 @@ def test_of_a_reply_that_is_too_long_no_more_is_read(monkeypatch):
     assert grid.confirmed == 2
 
 
-def test_a_chunk_that_stands_in_many_places_counts_in_each(monkeypatch):
-    """Few bytes that would become many."""
+def test_a_chunk_that_an_array_repeats_counts_each_time(monkeypatch):
+    """Few bytes on the network would become many in memory."""
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, wrapped(bytes(4_000_000)))
     found = carry(grid, most=100_000)

@@ -84,7 +84,7 @@ def test_another_process_of_that_number_is_left_alone(tmp_path, session):
 def test_a_set_clock_hides_no_session_and_a_restarted_machine_has_none(
     tmp_path, monkeypatch, session, seconds, ended
 ):
-    """Both move the time of the machine's start, by little and by much."""
+    """Setting the clock shifts the boot time by little, a restart shifts it by much."""
     process, child = session
     remember(tmp_path, process.pid)
     booted = psutil.boot_time() + seconds

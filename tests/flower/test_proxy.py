@@ -24,7 +24,7 @@ POLL = "/v1/fleet/pull-messages"
 
 
 class Port:
-    """The open port of a folder; behind it stands a server that tells what it was asked."""
+    """The open port of a folder, in front of a server whose answers tell what it was asked."""
 
     def __init__(self, folder):
         write_certificates(folder, "localhost")
@@ -37,14 +37,14 @@ class Port:
         self.app, self.authenticator, self.signals = found.app, found.authenticator, found.signals
 
     async def answer(self, request: Request) -> Response:
-        """Sends what came back, with the status that the request names."""
+        """Answers with the request's body, path and key header, and with the status that the request names."""
         self.meanwhile()
         self.asked.set()
         told = {"x-path": request.url.path, "x-key": request.headers.get("key", "")}
         return Response(await request.body(), int(request.headers.get("status", 200)), told)
 
     def signed(self, seconds=0.0):
-        """What a site with the key says of itself, so many seconds from now."""
+        """Returns the headers that a site with the key signs, with a clock that is so many seconds fast."""
         stamp = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat()
         public = base64.b64encode(public_key_to_bytes(self.key.public_key())).decode()
         signature = base64.b64encode(sign_message(self.key, stamp.encode())).decode()
@@ -121,7 +121,7 @@ def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch, path
 
 
 def test_a_site_sends_no_more_than_replies_need(port, send, monkeypatch):
-    """What it sends lies on the coordinator's disk."""
+    """The coordinator's disk holds what a site sends."""
     monkeypatch.setattr(proxy, "_ALLOWANCE", 10_000)
     port.signals.send(1 << 30)
     port.signals.send(15_000)  # the last replies are shorter
@@ -132,7 +132,7 @@ def test_a_site_sends_no_more_than_replies_need(port, send, monkeypatch):
 
 @pytest.mark.parametrize("path", [POLL, "/v1/fleet/push-messages"])
 def test_a_request_that_fails_costs_its_headers_too(send, monkeypatch, path):
-    """The SuperLink's log has lines of it."""
+    """The SuperLink writes some of the headers to its log."""
     monkeypatch.setattr(proxy, "_ALLOWANCE", 20_000)
     assert [send(path, b"", {"status": "415", "key": "x" * 10_000}).status_code for _ in range(3)] == [
         415,
@@ -205,7 +205,7 @@ def test_an_empty_answer_is_held_until_there_are_requests(port, monkeypatch, end
 
 
 def test_requests_that_are_given_while_a_site_asks_are_not_waited_for(port, send):
-    """They may have come after the SuperLink had looked."""
+    """They may have arrived after the SuperLink looked for requests."""
     port.meanwhile = lambda: port.signals.send(0)
     assert send(POLL).content == b""
 
@@ -215,12 +215,12 @@ def test_requests_that_are_given_while_a_site_asks_are_not_waited_for(port, send
     [(POLL, b"a request", 200), (POLL, b"", 401), ("/v1/fleet/confirm-message-received", b"", 200)],
 )
 def test_other_answers_are_not_held(send, path, content, status):
-    """Above all no request, which would be lost with a site that has gone without a word."""
+    """An answer with a request above all: it would be lost with a site that went away without signing off."""
     found = send(path, content, {"status": str(status)})
     assert (found.status_code, found.content) == (status, content)
 
 
-def test_who_signs_off_is_told_to_the_run_until_it_is_back(port, send, monkeypatch):
+def test_the_run_knows_that_a_site_has_signed_off_until_it_is_back(port, send, monkeypatch):
     (key,) = port.authenticator.known()
     monkeypatch.setattr(signals, "GRACE_S", -1.0)
     send("/v1/fleet/deactivate-node", b"", {"status": "500"})
@@ -237,7 +237,7 @@ def test_who_signs_off_is_told_to_the_run_until_it_is_back(port, send, monkeypat
     assert not port.signals.gone(key)
 
 
-def test_what_a_site_is_answered_it_does_not_get_once_its_key_is_taken_away(port, send):
+def test_a_site_whose_key_is_removed_meanwhile_gets_no_answer(port, send):
     port.meanwhile = (port.authenticator.folder / "north.pub").unlink
     found = send(POLL, b"a request")
     assert (found.status_code, b"a request" in found.content) == (403, False)

@@ -24,7 +24,7 @@ def folder(tmp_path):
     return SiteFolder.create(tmp_path / "site", tmp_path / "ca.crt", **given)[0]
 
 
-def test_the_log_is_shown_and_a_changed_one_is_not(folder, capsys):
+def test_the_log_is_shown_unless_it_was_changed(folder, capsys):
     for number in range(3):
         folder.log.append(
             by="localhost:9443", run=f"run{number}", round=1, asked="play", verdict="answered", told="sums: x"

@@ -93,7 +93,7 @@ def test_a_place_of_a_run_has_few_messages(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_keeps_the_products_whose_sums_were_asked_for(site, folder):
-    """Sums under other products would be other sums of the same images."""
+    """Sums by other products would be other sums of the same images, and their difference would tell more."""
     (own,) = (folder / "north" / "images").iterdir()
     codes = []
     for others in (["nut"], ["nut", "bolt"], []):

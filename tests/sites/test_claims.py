@@ -101,7 +101,7 @@ def apart(images):
     ],
 )  # fmt: skip
 def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, sets, few):
-    """Whatever share, seed and new images tell them apart, the difference would be that of the images between them.
+    """Whether share, seed or new images differ, the difference of two sums is over the images in one sum alone.
 
     Of images that were removed since, the log knows the products.
     """
@@ -116,7 +116,7 @@ def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, sets
 
 
 def test_a_run_goes_on_with_the_images_that_it_began_with(tmp_path):
-    """Also where its states were cleaned away."""
+    """This holds even if its states were removed."""
     claims = Claims(tmp_path / "runs.jsonl")
     for _ in range(2):
         claims.begin("a", "one", False, 20, together(IMAGES[:60]), 5)
@@ -150,8 +150,8 @@ def test_sums_of_many_runs_tell_of_many_images_together(tmp_path, last, few):
         claims.begin("last", "one", False, 20, trained[3], 5)
 
 
-def test_what_tells_of_no_few_images_more_is_let_in(tmp_path):
-    """A few that are summed by themselves, copies in all sums alike, one run of means, policies of single images."""
+def test_a_run_that_reveals_no_new_sum_of_few_images_is_let_in(tmp_path):
+    """Few images that are a sum of their own, copies that all sums count alike, one run of means; a policy of one."""
     claims = Claims(tmp_path / "runs.jsonl")
     training = TrainingImages({"few": IMAGES[:3], "copies": IMAGES[10:20] + IMAGES[10:12]})
     means, others = replace(training, groups="seed 0"), replace(training, groups="seed 1")

@@ -21,14 +21,14 @@ from lit_fedad.tasks.efficient_ad import EfficientAD
 @pytest.mark.parametrize(
     ("base", "method"), [(Client, "send"), (FedAvgClient, "send"), (Exchange, "send"), (ClientQuery, "pack")]
 )
-def test_what_sends_and_does_not_say_so_is_no_class(base, method):
+def test_a_class_that_sends_must_declare_what_it_discloses(base, method):
     with pytest.raises(TypeError, match=f"New overrides {method}: say discloses"):
         type("New", (base,), {method: lambda *_: {"image": torch.zeros(1)}})
     type("New", (base,), {method: lambda *_: {}, "discloses": (TRAINED_WEIGHTS,)})
 
 
 @pytest.mark.parametrize("said", [summed("moments"), "moments", ("moments",), (Kind.SUMS,)])
-def test_what_is_said_is_a_tuple_of_disclosures(said):
+def test_discloses_is_a_tuple_of_disclosures(said):
     with pytest.raises(TypeError, match=r"New: discloses=.* must be a tuple of such as summed"):
         type("New", (Exchange,), {"send": lambda *_: {}, "discloses": said})
 

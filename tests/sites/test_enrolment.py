@@ -25,7 +25,7 @@ FACTS = {
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch):
-    """A model of which sites have the same."""
+    """A model that has the same weights at all sites."""
     monkeypatch.setattr(enrolment, "agreed", lambda config: "c")
     monkeypatch.setattr(enrolment, "digest_of", lambda state: "i")
     monkeypatch.setattr(enrolment, "state_of", lambda client: {})
@@ -102,7 +102,7 @@ def test_sites_of_the_minor_version_before_and_of_a_stage_for_every_round_take_p
 
 
 def test_a_site_that_says_to_have_nearly_all_images_is_named(tmp_path, model):
-    """What it sends weighs as much, and it alone knows whether that is true."""
+    """Its messages weigh by that number, and nobody else can check it."""
     given = FACTS | {1: replace(FACTS[1], stages=[{"bolt": 1e8}])}
     assert call(tmp_path, model, facts=given)[2] == [
         "site east says that it has 100000000 of all 100000006 images: the merged model is nearly its own; ask its"
@@ -159,7 +159,7 @@ def test_more_products_than_a_model_tells_apart_are_refused(tmp_path, model, mon
         call(tmp_path, model, facts=many)
 
 
-def test_who_is_known_is_not_asked_again(tmp_path, model):
+def test_a_site_that_is_known_is_not_asked_again(tmp_path, model):
     _, facts, _ = call(tmp_path, model, known={1: replace(FACTS[1], torch="3")})
     assert (facts[0], facts[1].torch) == (FACTS[0], "3")
 
@@ -204,7 +204,7 @@ def test_a_site_that_differs_is_named_and_does_not_stop_the_rest(tmp_path, model
     "content",
     ["{", "[]", '{"north": {}}', '{"products": [], "sites": {"north": {"client": 0, "other": 1}}}'],
 )
-def test_what_was_kept_and_cannot_be_read_is_told(tmp_path, model, content):
+def test_stored_facts_that_cannot_be_read_are_named(tmp_path, model, content):
     (tmp_path / "sites.json").write_text(content)
     with pytest.raises(UserError, match=r"sites\.json: cannot be read; remove it"):
         call(tmp_path, model, away=[0])
@@ -219,7 +219,7 @@ def test_what_was_kept_and_cannot_be_read_is_told(tmp_path, model, content):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_was_kept_has_types_and_ranges(tmp_path, model, change):
+def test_stored_facts_have_types_and_ranges(tmp_path, model, change):
     call(tmp_path, model)
     content = json.loads((tmp_path / "sites.json").read_text())
     content["sites"]["north"] |= change
@@ -229,7 +229,7 @@ def test_what_was_kept_has_types_and_ranges(tmp_path, model, change):
 
 
 @pytest.mark.parametrize("products", ["ab", [1], ["nut", "nut"], {"nut": 1}, None], ids=str)
-def test_the_products_that_were_kept_are_names(tmp_path, model, products):
+def test_stored_products_are_names(tmp_path, model, products):
     call(tmp_path, model)
     content = json.loads((tmp_path / "sites.json").read_text())
     (tmp_path / "sites.json").write_text(json.dumps(content | {"products": products}))

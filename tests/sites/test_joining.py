@@ -38,14 +38,14 @@ class Comes(Here):
 
 
 def steps(carrier, client):
-    """What a site was asked, but for questions."""
+    """The requests that a site got, without questions."""
     asked = [Request.from_bytes(sent[client]) for sent in carrier.requests if client in sent]
     return [(request.kind, request.round) for request in asked if request.kind in ("hello", "play")]
 
 
 @pytest.mark.slow
 def test_a_site_joins_between_rounds_and_the_run_goes_on(folder, tmp_path):
-    """In its record too: nothing says that the run was stopped."""
+    """The run's record does not say either that the run was stopped."""
     carrier, uri = Comes(three_sites(folder), 1), f"sqlite:///{tmp_path / 'mlflow.db'}"
     overrides = ["method=fedavg", *DEBUG, "rounds=3", SKIP, "task.standardise=true"]
     own = (*HERE, "tracking=mlflow", f"tracking.uri={uri}")
@@ -163,7 +163,7 @@ def test_a_site_that_cannot_join_is_named_once_and_the_run_goes_on(folder, capfd
         (["method=fedavg", "federation/privacy=dp_sgd", "federation.privacy.epsilon=8"], False),
     ],
 )
-def test_who_takes_sites_that_come_late(overrides, accepts):
+def test_which_methods_take_sites_that_come_late(overrides, accepts):
     config = compose_overrides([*overrides, *DEBUG])
     assert joinable(config, build_model(config, ())) is accepts
 

@@ -31,7 +31,7 @@ def test_nothing_that_is_asked_later_makes_it_cheaper(tmp_path):
         ledger.spend("run", "other", 0.2, 1e-5)
 
 
-def test_what_is_not_left_is_not_spent(tmp_path):
+def test_more_than_the_budget_has_left_is_not_spent(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl", 8.0)
     ledger.spend("first", "noise", 6.0, 1e-5)
     ledger.spend("second", "noise", 2.0, 1e-5)  # to the last digit

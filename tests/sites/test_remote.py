@@ -99,7 +99,7 @@ def test_clients_of_two_calls_in_one_exchange_have_each_their_step():
 
 
 def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
-    """It is asked nothing more until the next round, also by a coordinator that was started again in between."""
+    """It gets no more requests until the next round, even if the coordinator is started again in between."""
     lost, long = {0: counted(1), 1: NoReply("gone")}, {0: good(), 1: NoReply("too long", away=False)}
     transport, carrier = sites(long, lost, {0: counted(2)}, {0: counted(3)}, {0: good(), 1: good()})
     everyone, after = {0: b"x", 1: b"y"}, Context(seed=0, round=3)
@@ -134,7 +134,7 @@ def test_a_site_that_does_not_say_who_it_is_may_answer_later():
 
 
 def test_masked_messages_come_with_their_envelopes_each_time():
-    """And their replies may be four times as long."""
+    """Replies that are masked may be four times as long."""
     transport, carrier = sites({0: good()}, {0: good()}, {0: good()})
     transport.largest = lambda exchange: 1000
     for envelopes in (None, {0: b"keys"}, {0: b"keys"}):
@@ -147,7 +147,7 @@ def test_masked_messages_come_with_their_envelopes_each_time():
     assert [most - carrier.most[0] for most in carrier.most] == [0, 3000, 3000]
 
 
-def test_who_answers_is_seen(tmp_path):
+def test_a_site_that_answers_is_noted_as_seen(tmp_path):
     transport, _ = sites({0: good(), 1: NoReply("gone")})
     transport.play(Sent(Exchange(), CONTEXT, {0: b"x", 1: b"y"}), ())
     seen = transport.contacts[0].last_seen
@@ -169,7 +169,7 @@ def test_who_answers_is_seen(tmp_path):
         (Reply(step=7).to_bytes(), "answered request 7 instead of 1"),
     ],
 )
-def test_who_answers_nonsense_has_failed(forged, cause):
+def test_a_site_that_answers_nonsense_has_failed(forged, cause):
     transport, carrier = sites({0: counted(3), 1: forged})
     outcome = transport.ask(Count(), Sent(Exchange(), CONTEXT, {0: b"", 1: b""}), Pose(1, keep=True))
     assert outcome.values == {0: 3}
@@ -197,7 +197,7 @@ def torch_bytes(number):
 
 
 def test_a_message_is_sent_once():
-    """Until it changes, or the site has failed, or has not kept it."""
+    """It is sent again if it changes, if the site has failed, or if the site has not kept it."""
     away = {0: good(), 1: NoReply("gone")}
     replies = [
         {0: good(), 1: good()},
@@ -228,7 +228,7 @@ def test_a_message_is_sent_once():
     assert transport.bases == {0: 5, 1: 5}
 
 
-def test_who_never_keeps_a_message_has_failed():
+def test_a_site_that_never_keeps_a_message_has_failed():
     transport, carrier = sites({0: good()}, {0: Reply(code=Code.AGAIN)}, {0: Reply(code=Code.AGAIN)})
     transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), ())
     assert transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), ()).failures == {0: text_of(Code.AGAIN, [])}
@@ -237,8 +237,8 @@ def test_who_never_keeps_a_message_has_failed():
 
 @pytest.mark.parametrize("code", [Code.AGAIN, Code.STATE])
 @pytest.mark.parametrize("blob", [b"x", b"y"])
-def test_who_refuses_another_way_is_not_asked_twice(code, blob):
-    """Only who has not kept a message that was not sent is."""
+def test_a_site_that_refuses_for_another_reason_is_not_asked_twice(code, blob):
+    """Only a site that has not kept a message is asked again, with the message."""
     refuses = {0: Reply(code=code, numbers=[1.0])}
     transport, carrier = sites({0: good()}, refuses, refuses)
     transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), ())

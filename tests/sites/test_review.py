@@ -81,7 +81,7 @@ def test_losses_need_an_approval_where_sums_do(told):
 
 
 def test_what_no_approval_lets_out_is_called_refused(told):
-    """Not what few images would need an approval for."""
+    """What needs an approval because of few images is not called so."""
     assert sum("REFUSED by policy.allow" in line for line in told(*SUMS, allow=("sums",))) == 4
 
 
@@ -101,7 +101,7 @@ def test_kinds_that_a_review_names_are_explained(told, words, kinds):
         (1, 2, "In each of 2 rounds"),
     ],
 )  # fmt: skip
-def test_when_something_is_sent_is_said(round, rounds, when):
+def test_a_review_says_when_something_is_sent(round, rounds, when):
     assert described(Taken(round, 0, "train", summed("x"), 9), rounds, 5).startswith(f"{when} (train): ")
 
 

@@ -214,7 +214,7 @@ def test_a_coordinator_asks_for_no_sum_of_two_sites(offers_of_north):
 
 @pytest.mark.slow
 def test_a_site_accepts_an_invitation_once(offers_of_north):
-    """Shares of two sums under the same keys tell each other."""
+    """Shares of two sums under the same keys would unmask both."""
     offer, invitation = offers_of_north
     invited = invitation()
     assert [offer(payload=invited).code for _ in range(2)] == [Code.NONE, Code.INVITED]
@@ -229,7 +229,7 @@ def test_a_run_of_secure_sums_keeps_its_sites_in_their_order(offers_of_north):
 
 @pytest.mark.slow
 def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
-    """Asked in between for what it cannot answer or sends nothing for, a site knows what its shares would unmask."""
+    """A site that is asked in between for something else still knows which message its shares would unmask."""
     paint(tmp_path, FOUR)
     enrol_in_sums(tmp_path, FOUR)
     own, products = (

@@ -41,13 +41,13 @@ def train():
 
 @pytest.fixture(scope="module")
 def begun(site, train):
-    """What the site answers to it, which it answers before anything else."""
+    """The reply of the site to the training request, which the site gets first."""
     reply = reply_of(site, train)
     assert not reply.cause
     return reply
 
 
-def test_it_says_what_it_is(site, folder):
+def test_a_site_says_who_it_is(site, folder):
     facts = reply_of(site, Request("hello", RUN, WORDS, 0)).facts
     (product,) = facts.held
     assert facts.held == {product: 8}
@@ -56,7 +56,7 @@ def test_it_says_what_it_is(site, folder):
 
 
 def test_features_wait_for_a_coordinator_that_asks_for_more_than_who_it_is(folder, tmp_path):
-    """Which compares backbones first: a wrong one was refused after minutes of extraction."""
+    """The coordinator compares backbones first: else a wrong one is only refused after minutes of extraction."""
     site = quiet_site(settings(folder, "north", f"cache.folder={tmp_path}"))
     run, words = "9" * 16, ["method=federated_subspace", *DEBUG]
     (own,) = reply_of(site, Request("hello", run, words, 0)).facts.held
@@ -66,7 +66,7 @@ def test_features_wait_for_a_coordinator_that_asks_for_more_than_who_it_is(folde
 
 
 def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
-    """And a message that the site has kept need not come again."""
+    """A message that the site has kept need not be sent again either."""
     later = reply_of(site, replace(train, round=2, step=2, base=1))
     assert not later.cause
     assert reply_of(site, train) == begun
@@ -94,7 +94,7 @@ def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
         ({"kind": "offer"}, Code.REGISTRY, []),
     ],
 )
-def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, numbers):
+def test_a_refusal_is_a_code(begun, site, train, folder, change, code, numbers):
     reply = reply_of(site, replace(train, **change))
     assert (reply.code, reply.numbers) == (code, numbers)
     assert str(folder) not in reply.cause
@@ -102,7 +102,7 @@ def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, n
 
 
 def test_messages_of_another_form_take_no_answer_of_their_place(train, folder, tmp_path):
-    """Nothing is told for them, and three are answered."""
+    """They are refused, and do not count among the messages that are answered at one place."""
     site = quiet_site(settings(folder, "north"), folder=tmp_path)
     garbage = [replace(train, payload=bytes([number])) for number in range(MOST_MESSAGES)]
     assert {reply_of(site, request).code for request in garbage} == {Code.MESSAGE}
@@ -205,7 +205,7 @@ def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(fol
 
 
 def test_a_site_says_who_it_is_to_a_coordinator_that_began_again(folder):
-    """Which names no products yet, where the run that the site knows has some."""
+    """It names no products yet, although the site's session has some."""
     words, run = ["method=federated_subspace", *DEBUG], "d" * 16
     hello = Request("hello", run, words, 0)
     site = quiet_site(settings(folder, "north"))
@@ -215,7 +215,7 @@ def test_a_site_says_who_it_is_to_a_coordinator_that_began_again(folder):
 
 
 def test_a_request_is_no_longer_than_a_message_of_the_run(folder, train):
-    """Than the policy says, until all products are known that the model tells apart."""
+    """The policy is the bound until all products that the model tells apart are known."""
     site = quiet_site(settings(folder, "north"))
     before = site.largest
     assert reply_of(site, Request("hello", "e" * 16, ["method=federated_subspace", *DEBUG], 0)).facts.held

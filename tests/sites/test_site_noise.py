@@ -68,7 +68,7 @@ def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
 
 
 def test_a_second_run_gets_what_the_first_has_left(tmp_path):
-    """And noise that the coordinator draws is on no ledger: the site has none to count on."""
+    """Noise that the coordinator draws costs nothing in the ledger: the site cannot rely on it."""
     ledger = Ledger(tmp_path / LEDGER, 2.0)
     first, second, third = (
         SiteNoise(plan_of(where=where), tmp_path / run, "images", ledger)
@@ -97,8 +97,8 @@ def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(folde
     assert not said(1)
 
 
-def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
-    """The size of the noise too: two sizes of the same noise would tell what they hide."""
+def test_all_that_determines_an_answer_changes_the_noise(tmp_path):
+    """The size of the noise is part of that: the same noise in two sizes would tell what it hides."""
 
     def drawn(noise, asked):
         exchange = noise.exchanges(Method(None, None, Exchanges((), (OneSum(),))), asked).rounds[0]
@@ -281,7 +281,7 @@ class Drawn(Exception):  # noqa: N818
 
 @pytest.mark.slow
 def test_a_coordinator_that_goes_on_with_other_sites_draws_other_noise(folder, tmp_path, monkeypatch):
-    """The difference of two sums with the same would show what one site sends."""
+    """The difference of two sums with the same noise would show what one site sends."""
     images = ("north", "east", "east")  # a product that no site had yet could not come
     found = [quiet_site(settings(folder, name, *OWN)) for name in images]
     private = ["federation/privacy=central", "federation.privacy.epsilon=8"]

@@ -92,7 +92,7 @@ def rows_of(folder):
 
 
 @pytest.mark.slow
-def test_every_image_is_in_it_and_only_counts_cross(site, decide):
+def test_every_image_is_in_the_report_and_only_counts_leave(site, decide):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)
     rows = rows_of(folder)
@@ -124,7 +124,7 @@ def test_images_that_were_scored_are_not_predicted_again(site, payload, decide, 
     decide(0.5)
 
 
-def test_without_matplotlib_it_has_no_picture(site, decide, monkeypatch):
+def test_without_matplotlib_the_report_has_no_picture(site, decide, monkeypatch):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)
     assert "heatmaps.png" in (folder / "report.md").read_text()
@@ -134,7 +134,7 @@ def test_without_matplotlib_it_has_no_picture(site, decide, monkeypatch):
     assert "heatmaps.png" not in (folder / "report.md").read_text()
 
 
-def test_it_has_the_limits_that_the_detector_is_shipped_with(site, decide):
+def test_the_report_has_the_limits_that_the_detector_is_shipped_with(site, decide):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)
     before = (folder / "decisions.csv").read_bytes()
