@@ -95,7 +95,7 @@ class Claims:
         Args:
             run: Number of the run.
             configuration: Hash of its configuration.
-            noised: Whether the site draws noise.
+            noised: Whether the site draws noise that hides single images.
             max_runs: Most runs without noise.
             training: The images with which the run trains.
             least: Fewest images over which a sum may be known.

@@ -203,7 +203,7 @@ class SiteClients(Participants, RunCallback):
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
         central = is_central(promised(config))  # the sites draw all other noise
-        held = {client: site.held for client, site in sorted(facts.items())}  # other sites get other noise
+        held = {client: site.held for client, site in sorted(facts.items())}  # noise depends on the sites
         federation = build_federation(
             config,
             folder.path,

@@ -20,19 +20,19 @@ from lit_fedad.sites.refusals import MOST_NUMBERS, text_of
 FORMAT = 7
 """Version of these messages: raise it when an older version could misread one of them."""
 
-_LENGTH = struct.Struct(">I")
-_LONGEST_HEADER = 1 << 20
+_LENGTH = struct.Struct(">I")  # bytes of the header, in front of it
+_LONGEST_HEADER = 1 << 20  # bytes
 LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 """Most bytes of a message before its payload."""
 
 LONGEST_SHARES = 64 << 20
 """Most bytes of keys and shares in a message of a secure sum: it has some hundred for each of the other sites."""
 
-_LONGEST_TEXT = 500
-_MOST_ENTRIES = 1000
+_LONGEST_TEXT = 500  # characters
+_MOST_ENTRIES = 1000  # of a list or dictionary
 _MOST_SCALARS = 50  # each becomes several curves in the tracker; tasks and methods have at most ten
-_RUN = re.compile(r"[0-9a-f]{16}")
-_WORD = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)
+_RUN = re.compile(r"[0-9a-f]{16}")  # ids of runs
+_WORD = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)  # names of scalars
 _MARK = re.compile(r"[\w.+-]{0,64}", re.ASCII)  # versions and hashes
 _FORM = re.compile(r"|\d{1,4} classes and sets of anomalies \([0-9a-f]{8}\)")
 QUESTIONS = ("scores", "calibration", "decisions", "further decisions")
@@ -40,7 +40,7 @@ QUESTIONS = ("scores", "calibration", "decisions", "further decisions")
 
 MOST_PRODUCTS = 200
 """Most products or classes of a site, or of all sites if a model tells them apart: each of them has sums of its own."""
-_LONGEST_PRODUCT = 100
+_LONGEST_PRODUCT = 100  # characters of its name
 
 
 class _Message:
