@@ -68,15 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0, 2 for bad input (one line on stderr), 130 when interrupted, 143 when terminated.
     """
-    given = [_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
-    if given == ["--version"]:
+    words = [_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    if words == ["--version"]:
         print(f"lit-fedad {__version__}")  # noqa: T201
         return 0
-    name, *rest = [word for word in given if word not in _HELP] or [""]
+    name, *rest = [word for word in words if word not in _HELP] or [""]
     display = Display()
     with plain_warnings(display), _terminable():
         try:
-            _call(name, rest, display, explain=not _HELP.isdisjoint(given))
+            _call(name, rest, display, explain=not _HELP.isdisjoint(words))
         except (KeyboardInterrupt, Exception) as error:
             if stop := _interruption(error):
                 terminated = isinstance(stop, _Terminated)

@@ -302,13 +302,13 @@ def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.Ell
             if error.response.status_code >= 500:  # the open port answers, but the SuperLink does not yet
                 deadline = time.monotonic() + _PATIENCE_S
             elif time.monotonic() > deadline or not (let_in or error.response.status_code == 403):
-                why = (
+                reason = (
                     "another process is connected with its key; end that one, and begin again"
                     if let_in
                     else "its key is not, or no longer, among those that the coordinator's operator keeps; send key.pub"
                     " of this site"
                 )
-                raise UserError(f"{address} refuses this site ({cause}): {why}") from None
+                raise UserError(f"{address} refuses this site ({cause}): {reason}") from None
             state = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
             cause = f"{state} ({cause})"
         except (httpx.RequestError, ValueError, DecodeError) as error:

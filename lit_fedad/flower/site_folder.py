@@ -108,15 +108,15 @@ class SiteFolder(SettingsFolder):
         """Checks the settings; see `SettingsFolder.check`."""
         if not NAME.fullmatch(self.name):
             raise UserError(f"name={self.name} must be letters, digits, '_' and '-'")
-        found = re.fullmatch(r"[\w.-]+:(\d{1,5})", self.address)
-        if found is None or not 0 < int(found[1]) < 65536:
+        match = re.fullmatch(r"[\w.-]+:(\d{1,5})", self.address)
+        if match is None or not 0 < int(match[1]) < 65536:
             raise UserError(f"address={self.address} must be host:port of the coordinator")
-        other = [word for word in self.data if section_of(word) != "data"]
+        wrong = [word for word in self.data if section_of(word) != "data"]
         machine = [word for word in self.own if word.split("=")[0] not in OPERATORS]
-        other += [word for word in machine if section_of(word) not in ("cache", "fabric")]
-        if other:
+        wrong += [word for word in machine if section_of(word) not in ("cache", "fabric")]
+        if wrong:
             raise UserError(
-                f"'{other[0]}' is no setting of a site: a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all"
+                f"'{wrong[0]}' is no setting of a site: a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all"
                 " else the coordinator"
             )
         if not any(word.startswith("data=") for word in self.data):

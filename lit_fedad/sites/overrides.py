@@ -124,26 +124,26 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
         UserError: If an override is refused, or the configuration is invalid.
     """
     check_overrides(overrides)
-    given = dict(override.split("=") for override in overrides if override.split("=")[0] in NORMALISATION)
-    if given and len(given) < len(NORMALISATION):
-        raise UserError(f"{next(iter(given))}: give {' and '.join(NORMALISATION)}, or neither")
-    asked = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
+    normalisation = dict(word.split("=") for word in overrides if word.split("=")[0] in NORMALISATION)
+    if normalisation and len(normalisation) < len(NORMALISATION):
+        raise UserError(f"{next(iter(normalisation))}: give {' and '.join(NORMALISATION)}, or neither")
+    others = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
     # Presets may choose a data set that needs a folder. `_UNREAD` comes later and so replaces it, by a set without
     # photographs: for these, machines with different memory would choose different sizes of images (`with_size`).
-    overrides = [*asked, *_UNREAD, "partition=pooled", *([] if coordinator else ["public=null"]), *own]
+    overrides = [*others, *_UNREAD, "partition=pooled", *([] if coordinator else ["public=null"]), *own]
     config, data = compose(overrides), {}
-    if not given and takes(config["task"], "classes"):
-        given = dict.fromkeys(NORMALISATION, "0.5")
-    if given:
+    if not normalisation and takes(config["task"], "classes"):
+        normalisation = dict.fromkeys(NORMALISATION, "0.5")
+    if normalisation:
         channels = config["image"]["channels"]
-        data = {key.split(".")[1]: [float(value)] * channels for key, value in given.items()}
+        data = {key.split(".")[1]: [float(value)] * channels for key, value in normalisation.items()}
         config = compose([*overrides, *(f"data.{key}={values}" for key, values in data.items())])
     unset = dict.fromkeys(("partition", "out", "start"))
     config |= {"data": data or None, **unset, "callbacks": {}, "fresh": False}
     for override in overrides[: len(overrides) - len(own)]:
         _check_text(override, config)
     if coordinator:
-        check_conflicts(config, asked)
+        check_conflicts(config, others)
     check_targets(config, Path("the federation's configuration"))
     if (config["federation"].get("privacy") or {}).get("seed") is not None:
         raise UserError(
@@ -212,8 +212,8 @@ def of_one_client(overrides: Sequence[str]) -> bool:
 
 def agreed(config: Config) -> str:
     """Computes the hash of the settings that all machines of a federation must have in common."""
-    own = {
+    shared = {
         "calibration": {**config["calibration"], "group": None},
         "image": {**config["image"], "page": None},
     }
-    return identity({**config, **own, "data": None, "partition": None, "public": None})
+    return identity({**config, **shared, "data": None, "partition": None, "public": None})

@@ -77,16 +77,16 @@ class Site:
             cause, reply = cause_of(error), self._refused(error, request)
         reply = replace(reply, step=request.step if request else 0)
         answer, seconds = reply.to_bytes(), time.monotonic() - began
-        asked: Mapping[str, Any] = {"asked": "bytes that are no request"}
+        fields: Mapping[str, Any] = {"asked": "bytes that are no request"}
         if request is not None:
-            what = request.question or request.kind
-            asked = {
-                "run": request.run, "round": request.round, "exchange": request.exchange, "asked": what,
+            kind = request.question or request.kind
+            fields = {
+                "run": request.run, "round": request.round, "exchange": request.exchange, "asked": kind,
             }  # fmt: skip
         try:
             line = self.log.append(
                 by=self.settings.coordinator,
-                **asked,
+                **fields,
                 bytes_in=len(blob),
                 verdict="refused" if reply.code else "answered",
                 code=int(reply.code),
@@ -99,8 +99,8 @@ class Site:
         except UserError as error:
             self.display.warn(str(error))
             return Reply(step=reply.step, code=Code.LOG).to_bytes()
-        place = "" if request is None else f"{when(request.round, asked['asked'])}: "
-        head = f"{line['time']} entry {line['entry']}: {place}{asked['asked']}"
+        place = "" if request is None else f"{when(request.round, fields['asked'])}: "
+        head = f"{line['time']} entry {line['entry']}: {place}{fields['asked']}"
         if reply.code:
             self.display.warn(f"{head}, refused: {cause}")
         else:

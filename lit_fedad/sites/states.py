@@ -36,20 +36,20 @@ class States:
     Args:
         folder: The site's folder for the run.
         initial: State before the first step.
-        **marks: Hashes, by name, of what must stay the same during a run: the site's ``images`` and its ``model``.
+        **hashes: Hashes, by name, of what must stay the same during a run: the site's ``images`` and its ``model``.
 
     Raises:
         RefusalError: If the run began with another hash.
     """
 
-    def __init__(self, folder: Path, initial: State, **marks: str) -> None:
-        self.folder, self.initial, self.marks = folder, detached(initial), marks
-        for name, mark in marks.items():
+    def __init__(self, folder: Path, initial: State, **hashes: str) -> None:
+        self.folder, self.initial, self.hashes = folder, detached(initial), hashes
+        for name, expected in hashes.items():
             try:
-                stored = stored_text(folder / name) if there(folder / name) else mark
+                stored = stored_text(folder / name) if there(folder / name) else expected
             except (OSError, ValueError) as error:
                 raise UserError(f"{folder / name}: cannot be read ({type(error).__name__})") from error
-            if stored != mark:
+            if stored != expected:
                 raise RefusalError(Code.IMAGES if name == "images" else Code.MODEL)
 
     def begin(self) -> None:
@@ -59,10 +59,10 @@ class States:
             UserError: If the folder cannot be written.
         """
         with told_unwritable(self.folder):
-            for name, mark in self.marks.items():
+            for name, expected in self.hashes.items():
                 if not (self.folder / name).exists():
                     with atomic(self.folder / name, durable=True) as partial:
-                        partial.write_text(mark)
+                        partial.write_text(expected)
 
     def get(self, step: int) -> State:
         """Returns a copy of the state after a step; step 0 is the initial state.

@@ -240,7 +240,7 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
             raise UserError(f"{where}: {key} needs a _target_, such as optuna.{_CALLED[key]}.NAME")
         for name in map(str, targets(section.get(key))):
             if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not (
-                inspect.isclass(found := locate(name)) and issubclass(found, (BaseSampler, BasePruner))
+                inspect.isclass(target := locate(name)) and issubclass(target, (BaseSampler, BasePruner))
             ):
                 raise UserError(
                     f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"

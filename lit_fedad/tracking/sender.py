@@ -126,9 +126,9 @@ class Sender:
         self._deliver()
         return self._delivery()
 
-    def wait(self, why: str) -> Delivery:
-        """Leaves all records in the journal, and gives `why` as the delivery's error."""
-        self._error = why
+    def wait(self, cause: str) -> Delivery:
+        """Leaves all records in the journal, and gives `cause` as the delivery's error."""
+        self._error = cause
         return self._delivery()
 
     def save(self) -> None:

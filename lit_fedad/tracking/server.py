@@ -306,10 +306,10 @@ def one_line(cause: Exception, uri: str) -> str:
     line = (f"{cause}".strip() or repr(cause)).splitlines()[0]
     # The text about a failed connection lists the cause of every layer; the last one says what is wrong.
     if "Max retries exceeded" in line:
-        if found := re.findall(r"\[Errno -?\d+\] ([^\"')]+)", line):
-            line = f"cannot be reached: {found[-1]}"
-        elif found := re.findall(r"([^\"':]{8,})[\"']\)", line):
-            line = f"does not work: {found[-1].strip()}"
+        if causes := re.findall(r"\[Errno -?\d+\] ([^\"')]+)", line):
+            line = f"cannot be reached: {causes[-1]}"
+        elif causes := re.findall(r"([^\"':]{8,})[\"']\)", line):
+            line = f"does not work: {causes[-1].strip()}"
     return redact(line, uri)
 
 
