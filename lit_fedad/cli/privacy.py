@@ -27,7 +27,7 @@ def lira(run: str, options: LiraOptions, overrides: Mapping[str, str] | None = N
 
 
 def inversion(run: str, options: InversionOptions, overrides: Mapping[str, str] | None = None) -> None:
-    """Reconstructs images from what a client sends: out of a memory, out of weights, or as they are.
+    """Reconstructs images from what a client sends: a memory, weights, or images themselves.
 
     Args:
         run: MLflow run id, or the run's folder.
@@ -48,7 +48,7 @@ def dcor(run: str, overrides: Mapping[str, str] | None = None) -> None:
 
 
 def report(run: str, overrides: Mapping[str, str] | None = None) -> None:
-    """Writes and prints the page of what is known of a run's privacy, and attacks nothing.
+    """Writes and prints the page on the privacy of a run; starts no attack.
 
     Args:
         run: MLflow run id, or the run's folder.

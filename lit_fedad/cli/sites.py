@@ -133,7 +133,7 @@ def approve(site: str, hash: str, offer: str | None = None) -> None:
 
 
 def log(site: str, last: int = 40) -> None:
-    """Prints what was asked, and what was answered.
+    """Prints what the coordinator has asked of a site, and what the site has answered.
 
     Args:
         site: The site's folder.
