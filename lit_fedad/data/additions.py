@@ -85,7 +85,7 @@ def grown_digest(digest: str, additions: Sequence[Addition], memo: Path | None =
     Args:
         digest: Hash of the images before.
         additions: The additions, in their order.
-        memo: As for `content_hashes`.
+        memo: File of known hashes, the `memo_file` of `content_hashes`.
 
     Raises:
         UserError: If a file is gone.
@@ -95,10 +95,10 @@ def grown_digest(digest: str, additions: Sequence[Addition], memo: Path | None =
     ]
     content = content_hashes(added, memo)
     for addition in additions:
-        hashed = hashlib.sha256(digest.encode())
+        hasher = hashlib.sha256(digest.encode())
         for client, samples in sorted(addition.images.items()):
             for sample in samples:
-                what = [client, sample.category, sample.name, content[sample.path].hex()]
-                hashed.update(json.dumps(what).encode())
-        digest = hashed.hexdigest()[:32]
+                entry = [client, sample.category, sample.name, content[sample.path].hex()]
+                hasher.update(json.dumps(entry).encode())
+        digest = hasher.hexdigest()[:32]
     return digest

@@ -1,6 +1,6 @@
 """Public sets for anomaly detection as downloaded: KolektorSDD2, Texture-AD, VisA, Real-IAD and those of MedIAnomaly.
 
-Each lists its images in its own way: by names of files, by numbered folders, or in a table.
+Each set lists its images in a way of its own: by file names, in numbered folders, or in a table.
 """
 
 import warnings
@@ -17,8 +17,8 @@ from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import choose_products, limited, require_known
 
-_MASK = "_GT"
-_COPY = " (copy)"
+_MASK_SUFFIX = "_GT"
+_COPY_SUFFIX = " (copy)"
 _PRODUCT = "surface"
 
 
@@ -56,18 +56,20 @@ def _samples(folder: Path, skipped: LeftOut) -> list[Sample]:
     files = images_in(folder, skipped, masks=True)
     # The archive holds two such files, "10301 (copy).png" and "10301_GT (copy).png".
     names = {path.stem for path in files}
-    copies = [path for path in files if path.stem.removesuffix(_COPY) in names - {path.stem}]
+    copies = [path for path in files if path.stem.removesuffix(_COPY_SUFFIX) in names - {path.stem}]
     skipped.add("copies", copies)
     files = [path for path in files if path not in copies]
     masks = {
-        path.with_name(path.stem.removesuffix(_MASK)): path for path in files if path.stem.endswith(_MASK)
+        path.with_name(path.stem.removesuffix(_MASK_SUFFIX)): path
+        for path in files
+        if path.stem.endswith(_MASK_SUFFIX)
     }
-    images = [path for path in files if not path.stem.endswith(_MASK)]
+    images = [path for path in files if not path.stem.endswith(_MASK_SUFFIX)]
     missing = [path for path in images if path.with_suffix("") not in masks]
     if missing:
         raise UserError(
-            f"{missing[0]}: no mask {missing[0].stem}{_MASK}.png beside it ({len(missing)} of {len(images)} missing);"
-            " unpack the download again"
+            f"{missing[0]}: no mask {missing[0].stem}{_MASK_SUFFIX}.png beside it ({len(missing)} of {len(images)}"
+            " missing); unpack the download again"
         )
     return [
         Sample(path, _PRODUCT, "defect", mask)
@@ -92,25 +94,25 @@ def texture_ad(
 
     Args:
         root: The folder described above.
-        material: What is read.
+        material: The material that is read.
         products: Numbers such as 3; None takes all. A product is called ``<material>_<number>``.
         name: Name of the image set; by default the material.
 
     Returns:
-        The image set, by number.
+        The image set, products in ascending order of their numbers.
 
     Raises:
-        UserError: The layout is another one, or as `mvtec_mixture`.
+        UserError: The layout is another one, or `mvtec_mixture` refuses a product.
     """
     root = Path(root).expanduser()
     folder, numbers = _products(root, material)
     images = mvtec_mixture(folder, choose_products(products, numbers, folder), name or material)
-    # A bare number would meet the numbers of the other materials in a mixture.
+    # In a mixture, a bare number would clash with those of the other materials.
     return images.renamed(lambda number: f"{material}_{number}")
 
 
 def _products(root: Path, material: str) -> tuple[Path, list[str]]:
-    """The folder of a material, and the numbers in it."""
+    """Finds the folder of a material, and the numbers of the products in it."""
     formatted, titled = root / f"{material}_mvtec_format", root / material.title()
     for folder in (root, formatted, titled, titled / formatted.name):
         numbers = [path.parents[1].name for path in folder.glob("*/train/good")]
@@ -197,7 +199,7 @@ def real_iad(
     """Reads Real-IAD by one of its folders of split files.
 
     Args:
-        root: The folder of both.
+        root: The folder that holds images and split files.
         images: Folder of images below ``root``: ``realiad_256``, ``realiad_512``, ``realiad_1024`` or ``realiad_raw``.
         split: Folder of JSON files below ``root``; ``realiad_jsons_sv`` has one view of each object.
         products: Products such as ``audiojack``; None takes all that have a file.
@@ -218,29 +220,29 @@ def real_iad(
     train: list[Sample] = []
     test: list[Sample] = []
     for product in choose_products(products, names, folder):
-        learnt, tested = _listed(folder / f"{product}.json", root / images / product)
-        train += learnt
-        test += tested
+        train_samples, test_samples = _split_samples(folder / f"{product}.json", root / images / product)
+        train += train_samples
+        test += test_samples
     _check(train, test, folder, "split", "check data.images")
     return ImageSet(name, tuple(train), tuple(test))
 
 
 def _check(train: Sequence[Sample], test: Sequence[Sample], source: Path, key: str, advice: str) -> None:
-    """Refuses images that are not there, and anomalous ones for training."""
+    """Refuses images that are missing, and anomalous images for training."""
     require_files([file for sample in (*train, *test) for file in sample.files], source, advice)
-    if shown := [sample for sample in train if sample.label]:
+    if anomalous := [sample for sample in train if sample.label]:
         raise UserError(
-            f"{source}: {shown[0].path} shows '{shown[0].defect}', but is for training; use another data.{key}"
+            f"{source}: {anomalous[0].path} shows '{anomalous[0].defect}', but is for training; use another data.{key}"
         )
 
 
-def _listed(table: Path, place: Path) -> tuple[list[Sample], list[Sample]]:
-    """The training and test images of a product's split file, which is called after it; they lie in ``place``."""
+def _split_samples(table: Path, folder: Path) -> tuple[list[Sample], list[Sample]]:
+    """Reads the training and test images in ``folder`` from the split file of a product, ``<product>.json``."""
     content = read_json(table)
     try:
         normal = content["meta"]["normal_class"]
         train, test = (
-            [_real_iad_sample(entry, normal, place, table) for entry in content[part]]
+            [_real_iad_sample(entry, normal, folder, table) for entry in content[part]]
             for part in ("train", "test")
         )
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -248,12 +250,12 @@ def _listed(table: Path, place: Path) -> tuple[list[Sample], list[Sample]]:
     return train, test
 
 
-def _real_iad_sample(entry: Mapping[str, Any], normal: str, place: Path, table: Path) -> Sample:
-    image, mask = inside(place, entry["image_path"], table), entry.get("mask_path")
+def _real_iad_sample(entry: Mapping[str, Any], normal: str, folder: Path, table: Path) -> Sample:
+    image, relative_mask = inside(folder, entry["image_path"], table), entry.get("mask_path")
     if entry["anomaly_class"] == normal:
         return Sample(image, table.stem)
-    marks = inside(place, mask, table) if mask else None
-    return Sample(image, table.stem, str(entry["anomaly_class"]), marks)
+    mask_path = inside(folder, relative_mask, table) if relative_mask else None
+    return Sample(image, table.stem, str(entry["anomaly_class"]), mask_path)
 
 
 def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
@@ -275,8 +277,8 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
     split = read_json(index)
     try:
         parts = [split["train"]["0"], split["test"]["0"], split["test"]["1"]]
-        place = root / "images"
-        train, normal, anomalous = ([inside(place, file, index) for file in files] for files in parts)
+        folder = root / "images"
+        train, normal, anomalous = ([inside(folder, file, index) for file in files] for files in parts)
     except (KeyError, TypeError) as error:
         raise UserError(f"{index}: needs lists of file names under train.0, test.0 and test.1") from error
 
@@ -285,9 +287,9 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
     require_files([*train, *normal, *anomalous], index, "unpack the set again")
 
     product = name or root.absolute().name
-    learnt = tuple(Sample(path, product) for path in train)
-    tested = (
+    train_samples = tuple(Sample(path, product) for path in train)
+    test_samples = (
         *(Sample(path, product) for path in normal),
         *(Sample(path, product, "anomalous") for path in anomalous),
     )
-    return ImageSet(product, learnt, tested)
+    return ImageSet(product, train_samples, test_samples)

@@ -1,7 +1,7 @@
 """What `data=auto` looks for before it takes a folder for images alone: files that say how it must be read.
 
-Public sets have marks of their own, without which they would be read wrong. Labels in files that are not read would
-make defects count as normal.
+Public sets are told by files that only they have; a general reader would misread them. Files of labels that are not
+read are refused, for without them images with defects would count as normal.
 """
 
 import re
@@ -20,7 +20,7 @@ _SETS = {
     "realiad_jsons/realiad_jsons/*.json": ("Real-IAD with its split files", "real_iad"),
     "data.json": ("a set of MedIAnomaly with its split", "medianomaly"),
 }
-"""What lies in the folder of a set: what was seen, and the configuration that reads it."""
+"""Pattern of files in the folder of a set -> a description of the set, and the data configuration that reads it."""
 
 _PRODUCTS = {
     "defects_config.json": ("MVTec LOCO AD", "mvtec_loco", "of its products"),
@@ -29,41 +29,41 @@ _PRODUCTS = {
     "Data/Images/Normal": ("VisA", "visa", "with split_csv in it"),
     "NG/*/S[0-9][0-9][0-9][0-9]": ("Real-IAD", "real_iad", "of its images and split files"),
 }
-"""What lies in the folder of a product: the set, the configuration that reads it, and its ``data.root``."""
+"""Pattern of files in the folder of a product -> the set, its data configuration, and what its ``data.root`` holds."""
 
 TABLES = (".csv", ".tsv")
 """Suffixes of tables that are read."""
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".parquet")
 _TEXTS = (".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml")
-_MOST_TEXT = 1 << 20  # characters of a text that are looked at
+_MAX_TEXT = 1 << 20  # characters of a text file that are searched
 
 
 def published(root: Path) -> tuple[str, str] | None:
-    """Tells a public set by what lies in its folder.
+    """Recognises a public set by the files in its folder.
 
     Args:
         root: The folder.
 
     Returns:
-        What was seen, and the configuration that reads it; None where it is none of these sets.
+        A description of the set, and the data configuration that reads it; None where it is none of these sets.
 
     Raises:
-        UserError: It is a set, or a product of one, that another command reads; the line says which.
+        UserError: It is a set, or a product of one, that another data configuration reads; the line names it.
     """
-    for mark, seen_and_data in _SETS.items():
-        if any(map(_is_mark, root.glob(mark))):
+    for pattern, seen_and_data in _SETS.items():
+        if any(map(_marks_a_set, root.glob(pattern))):
             return seen_and_data
-    for mark, (title, name, folder) in _PRODUCTS.items():
-        if any(next(root.glob(f"{level}{mark}"), None) for level in ("", "*/", "*/*/", "*/*/*/")):
+    for pattern, (title, name, folder) in _PRODUCTS.items():
+        if any(next(root.glob(f"{level}{pattern}"), None) for level in ("", "*/", "*/*/", "*/*/*/")):
             raise UserError(
                 f"{root}: is {title}, in a layout of its own; give data={name}, and the folder {folder} as data.root"
             )
     return None
 
 
-def _is_mark(path: Path) -> bool:
-    """Whether a file is the mark of a set; ``data.json`` may be anything."""
+def _marks_a_set(path: Path) -> bool:
+    """Tells whether a file marks a set; a ``data.json`` must have the keys of MedIAnomaly."""
     if path.name != "data.json":
         return True
     try:
@@ -80,7 +80,7 @@ def refuse_foreign(root: Path) -> None:
         root: The folder.
 
     Raises:
-        UserError: There is one.
+        UserError: There is such a file.
     """
     forms = (
         ("YOLO", b"", ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt")),
@@ -103,14 +103,14 @@ def refuse_tables(root: Path) -> None:
         root: The folder.
 
     Raises:
-        UserError: There is one.
+        UserError: There is such a file.
     """
     if tables := [path for path in entries(root) if path.suffix.lower() in (*TABLES, *_SPREADSHEETS)]:
-        said, advice = "names no images", "correct it"
+        problem, advice = "names no images", "correct it"
         if tables[0].suffix.lower() in _SPREADSHEETS:
-            said, advice = "is not read", "save it as CSV in UTF-8"
+            problem, advice = "is not read", "save it as CSV in UTF-8"
         raise UserError(
-            f"{tables[0]}: {said}, and without it all would count as normal; {advice}, or move it away"
+            f"{tables[0]}: {problem}, and without it all would count as normal; {advice}, or move it away"
         )
 
 
@@ -121,7 +121,7 @@ def refuse_texts(root: Path) -> None:
         root: The folder.
 
     Raises:
-        UserError: There is one.
+        UserError: There is such a file.
     """
     left_out = LeftOut()
     images = find_images(root, left_out)
@@ -131,7 +131,7 @@ def refuse_texts(root: Path) -> None:
             continue
         words: list[str] = []
         with suppress(OSError), file.open(encoding="utf-8", errors="replace") as text:
-            words = re.split(r"[\s\"'/\\,:;<>=|]+", text.read(_MOST_TEXT))
+            words = re.split(r"[\s\"'/\\,:;<>=|]+", text.read(_MAX_TEXT))
         if file.stem in stems | names or not names.isdisjoint(words):
             raise UserError(
                 f"{file}: may say which images are normal, but is not read, and without it all would count as normal;"

@@ -61,7 +61,7 @@ class Card:
 
 
 def _read(file: Path) -> dict[str, Card]:
-    """Reads the cards of a YAML file; what is null there is `UNSTATED`."""
+    """Reads the cards of a YAML file; a null entry of a source becomes `UNSTATED`."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     sources = {
         name: Source(**{key: UNSTATED if value is None else value for key, value in fields.items()})

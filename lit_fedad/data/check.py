@@ -56,7 +56,8 @@ def check(
         page: Page or frame of each file, as `ImageTransform.page`.
 
     Returns:
-        The problems: of files in the order of the set, of leaked test images, of whole categories.
+        The problems: of files in the order of the set, of all masks of a category, of repeated test images, of whole
+        categories.
     """
     reader = ImageTransform(size=1, page=page)  # decodes as training does; what it returns is dropped
     samples = [*images.train, *images.test]
@@ -72,12 +73,12 @@ def check(
             if reading.marks is not None and sample.mask is not None:
                 masks.setdefault(sample.category, {})[sample.mask] = reading.marks
             progress(done, len(samples))
-    together = [problem for product, marks in masks.items() for problem in _of_all_masks(product, marks)]
-    return [*problems, *together, *_leaks(images, digests), *_sizes(count(images), official or {})]
+    mask_problems = [problem for product, marks in masks.items() for problem in _of_all_masks(product, marks)]
+    return [*problems, *mask_problems, *_leaks(images, digests), *_sizes(count(images), official or {})]
 
 
 class _Reading(NamedTuple):
-    """What is found in the files of a sample.
+    """What reading the files of a sample showed.
 
     Attributes:
         digest: Hash of the image file; None if it cannot be decoded.
@@ -118,7 +119,7 @@ def _read(reader: ImageTransform, sample: Sample) -> _Reading:
 
 
 def _of_all_masks(product: str, marks: Mapping[Path, MaskFacts]) -> Iterator[Problem]:
-    """What the masks of a product say together."""
+    """Yields faults that only all masks of a product together show."""
     try:
         yield from (Problem(product, f"{product}: {line}") for line in mask_lines(marks, (1, 1)))
     except UserError as error:
@@ -126,24 +127,24 @@ def _of_all_masks(product: str, marks: Mapping[Path, MaskFacts]) -> Iterator[Pro
 
 
 def _leaks(images: ImageSet, digests: Mapping[Path, bytes]) -> Iterator[Problem]:
-    """Test images whose file is in the training set too, under whatever name."""
-    trained = {digests[sample.path]: sample.path for sample in images.train if sample.path in digests}
+    """Yields test images that are also training images, byte for byte, or that occur with both labels."""
+    train_paths = {digests[sample.path]: sample.path for sample in images.train if sample.path in digests}
     for sample in images.test:
-        twin = trained.get(digests.get(sample.path, b""))
+        twin = train_paths.get(digests.get(sample.path, b""))
         if twin is not None:
             yield Problem(sample.category, f"{sample.path}: the same file as the training image {twin}")
-    labelled: dict[bytes, Sample] = {}
+    first_samples: dict[bytes, Sample] = {}
     for sample in images.test:
-        other = labelled.setdefault(digests.get(sample.path, bytes(sample.path)), sample)
-        if other.label != sample.label:
+        first = first_samples.setdefault(digests.get(sample.path, bytes(sample.path)), sample)
+        if first.label != sample.label:
             yield Problem(
                 sample.category,
-                f"{sample.path}: the same file as {other.path}, and one of them counts as good",
+                f"{sample.path}: the same file as {first.path}, and one of them counts as good",
             )
 
 
 def _sizes(found: Mapping[str, Counts], official: Mapping[str, Counts]) -> Iterator[Problem]:
-    """Products on which AUROC means nothing, or that are not as large as they should be."""
+    """Yields categories without normal or anomalous test images, or whose sizes are not the official ones."""
     for category, counts in found.items():
         if not counts.good:
             yield Problem(category, f"{category}: no normal test image")

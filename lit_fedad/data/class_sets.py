@@ -17,7 +17,7 @@ from lit_fedad.data.labelled import HALF, LabelledSet, balanced, draw, read_imag
 from lit_fedad.data.transform import Fit
 
 Part = tuple[Tensor | list[Path], Tensor]
-"""Images of a part, uint8 [N, 3, H, W] or their files, and labels, int64 [N]."""
+"""Training or test part of a set: images, uint8 [N, 3, H, W], or their files, and labels, int64 [N]."""
 
 
 class Source(NamedTuple):
@@ -53,10 +53,10 @@ def class_set(
     for validation.
 
     Args:
-        root: The folder that holds what the authors' archive unpacks to; of the last two, this or what it unpacks to.
+        root: The folder in which the authors' archive was unpacked; for the last two also the unpacked folder itself.
         name: Which set.
-        size: Side of the square images in pixels; None for that of the source. Arrays are scaled bilinearly,
-            antialiased; of files only those drawn are read (`read_images`).
+        size: Side of the square images in pixels; None for that of the source. Arrays are scaled bilinearly and
+            antialiased. Of image files only those that are drawn are read (`read_images`).
         train_per_class: As in `LabelledSet.subset`.
         test_per_class: As in `LabelledSet.subset`.
         mean: Mean of each channel in [0, 1], or of all; None for that of the source.
@@ -85,10 +85,10 @@ def _drawn(
 ) -> tuple[Tensor, Tensor]:
     """Draws images of each class, and scales them."""
     images, labels = part
-    places = torch.arange(len(labels))[balanced(labels, kind, limit, seed)]
+    positions = torch.arange(len(labels))[balanced(labels, kind, limit, seed)]
     if isinstance(images, Tensor):
-        return resized(images[places], side, side), labels[places]
-    return read_images([images[place] for place in places], side, fit), labels[places]
+        return resized(images[positions], side, side), labels[positions]
+    return read_images([images[position] for position in positions], side, fit), labels[positions]
 
 
 def _arrays(
@@ -153,7 +153,7 @@ def _imagenette(root: Path) -> tuple[Sequence[str], Part, Part]:
 
 
 def _class_folders(folder: Path) -> Part:
-    """The files of ImageNette in order of classes."""
+    """Lists the files of ImageNette in order of classes."""
     try:
         images = ImageFolder(folder)
     except FileNotFoundError as error:  # no such folder, or a class without images
@@ -169,15 +169,15 @@ TINY_ADDRESS = f"http://cs231n.stanford.edu/{TINY_FOLDER}.zip"
 
 
 def _tiny_imagenet(root: Path) -> tuple[Sequence[str], Part, Part]:
-    """Classes in the order of ``wnids.txt``."""
+    """Lists the files of Tiny ImageNet, with classes in the order of ``wnids.txt``."""
     folder = root / TINY_FOLDER if (root / TINY_FOLDER).is_dir() else root
     labels = {wnid: label for label, wnid in enumerate(_lines(folder / "wnids.txt"))}
     train: list[tuple[Path, int]] = []
     for wnid, label in labels.items():
-        place = folder / "train" / wnid / "images"
-        images = sorted(place.glob("*.JPEG"))
+        class_folder = folder / "train" / wnid / "images"
+        images = sorted(class_folder.glob("*.JPEG"))
         if not images:
-            raise UserError(f"{place}: holds no image (*.JPEG); unpack {TINY_ADDRESS} anew")
+            raise UserError(f"{class_folder}: holds no image (*.JPEG); unpack {TINY_ADDRESS} anew")
         train += [(file, label) for file in images]
     annotations = folder / "val" / "val_annotations.txt"
     rows = [line.split("\t") for line in _lines(annotations)]  # name, class and the corners of a box
@@ -187,14 +187,14 @@ def _tiny_imagenet(root: Path) -> tuple[Sequence[str], Part, Part]:
                 f"{annotations}: line {number} names no image and class of wnids.txt; unpack {TINY_ADDRESS} anew"
             )
     test = [(folder / "val" / "images" / row[0], labels[row[1]]) for row in rows]
-    both = (
+    parts = (
         ([file for file, _ in part], torch.tensor([label for _, label in part])) for part in (train, test)
     )
-    return _class_names(folder / "words.txt", list(labels)), *both  # type: ignore[return-value]
+    return _class_names(folder / "words.txt", list(labels)), *parts  # type: ignore[return-value]
 
 
 def _class_names(path: Path, wnids: Sequence[str]) -> tuple[str, ...]:
-    """The first of the synonyms of each class; its WordNet number where another class has the same."""
+    """Returns the first synonym of each class, or its WordNet number where two classes share that synonym."""
     synonyms = dict(line.split("\t", 1) for line in _lines(path) if "\t" in line)
     first = [synonyms.get(wnid, wnid).split(",")[0] for wnid in wnids]
     count = Counter(first)
@@ -236,7 +236,7 @@ SOURCES: Mapping[str, Source] = {
     "imagenette": Source(_imagenette, 64),
     "tiny_imagenet": Source(_tiny_imagenet, 64, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
 }
-"""Name -> how the set is read. Means and deviations are those of the training images, or commonly taken."""
+"""Name -> how the set is read. Means and deviations are those of the training images, or the customary ones."""
 
 
 def places365(
@@ -289,6 +289,6 @@ def _open(root: Path, split: str) -> Places365:
 
 
 def _read(part: Places365, chosen: np.ndarray, size: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 [N, 3, size, size] and labels int64 [N]."""
+    """Reads images uint8 [N, 3, size, size] and labels int64 [N]."""
     paths, labels = [Path(part.imgs[i][0]) for i in chosen], [part.targets[i] for i in chosen]
     return read_images(paths, size), torch.tensor(labels, dtype=torch.int64)

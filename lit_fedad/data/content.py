@@ -1,4 +1,4 @@
-"""Identity of files by content: what is called the same image is the same bytes."""
+"""Hashes of image files: two files are the same image where their bytes are equal."""
 
 import json
 import os
@@ -14,33 +14,33 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, check_regular, sha256
 from lit_fedad.data.input_files import read_json
 
-_MOST_KNOWN = 1_000_000
-_TICK_NS = 50_000_000  # a file system's clock may stand still as long: a change within it would not show
+_MAX_ENTRIES = 1_000_000  # files in a memo
+_TICK_NS = 50_000_000  # a file system's clock may stand still so long: a second change would not show
 
-_Seen = tuple[int, int, int, int]
-"""Times of modification and of change, size and inode of a file."""
+_FileState = tuple[int, int, int, int]
+"""Modification time and change time of a file in nanoseconds, its size in bytes, and its inode."""
 
 
 def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, bytes]:
     """Computes SHA-256 of each file's bytes.
 
-    A file is read once: where path, size, times and inode are those that the memo knows, so is the hash.
+    A file is read once: where its path, size, times and inode are those in the memo, its hash comes from there.
 
     Args:
         paths: The files.
-        memo_file: File of what is known, shared by all runs; it is written anew where something is not. None for none.
+        memo_file: JSON file of known hashes, shared by all runs; new hashes are added to it. None to keep none.
 
     Raises:
         UserError: A file cannot be read.
     """
     memo = _read_memo(memo_file)
     hashes: dict[Path, bytes] = {}
-    unknown: dict[Path, _Seen] = {}
+    unknown: dict[Path, _FileState] = {}
     for path in dict.fromkeys(paths):
-        file_state = _seen(path)
-        before = memo.get(str(path.absolute()))
-        if before is not None and before[0] == file_state:
-            hashes[path] = before[1]
+        file_state = _file_state(path)
+        entry = memo.get(str(path.absolute()))
+        if entry is not None and entry[0] == file_state:
+            hashes[path] = entry[1]
         else:
             unknown[path] = file_state
     if not unknown:
@@ -55,14 +55,14 @@ def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, 
     return hashes
 
 
-def _seen(path: Path) -> _Seen:
+def _file_state(path: Path) -> _FileState:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             check_regular(path)
     except OSError as error:
         raise UserError(f"image {path} cannot be read: {error.strerror}") from error
-    # Copying tools set the time of modification back, nobody that of the last change.
+    # Copying tools may set back the modification time, but none can set back the change time.
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
@@ -73,7 +73,7 @@ def _hash(path: Path) -> bytes:
         raise UserError(f"image {path} cannot be read: {error.strerror}") from error
 
 
-def _read_memo(file: Path | None) -> dict[str, tuple[_Seen, bytes]]:
+def _read_memo(file: Path | None) -> dict[str, tuple[_FileState, bytes]]:
     try:
         if file is None or not file.exists():
             return {}
@@ -87,10 +87,10 @@ def _read_memo(file: Path | None) -> dict[str, tuple[_Seen, bytes]]:
         return {}
 
 
-def _write_memo(file: Path | None, known: dict[str, tuple[_Seen, bytes]]) -> None:
+def _write_memo(file: Path | None, memo: dict[str, tuple[_FileState, bytes]]) -> None:
     if file is None:
         return
-    latest = list(known.items())[-_MOST_KNOWN:]
-    content = json.dumps({path: (*seen, digest.hex()) for path, (seen, digest) in latest})
-    with suppress(OSError), atomic(file) as part:  # a folder that cannot be written costs time, no result
-        part.write_text(content)
+    latest = list(memo.items())[-_MAX_ENTRIES:]
+    content = json.dumps({path: (*file_state, digest.hex()) for path, (file_state, digest) in latest})
+    with suppress(OSError), atomic(file) as partial:  # a folder that cannot be written costs time, no result
+        partial.write_text(content)

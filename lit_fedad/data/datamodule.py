@@ -22,22 +22,22 @@ class Batch(TypedDict, total=False):
     """Batch of a loader: images or their features, never both.
 
     Attributes:
-        image: Normalised images, float32 ``[B, C, H, W]``; C is 1 for grey, else 3. Of frozen encoders the images'
-            features, float32 ``[B, C]``.
-        views: Features of random views of the images and of their rotations, float16 as they are kept ``[B, V, C]``;
-            only where a loss needs them.
-        turned: Features of the images turned by 0, 90, 180 and 270 degrees, float32 ``[B, 4, C]``; only where scores
-            look at them.
+        image: Normalised images, float32 ``[B, C, H, W]``; C is 1 for grey, else 3. With a frozen encoder: features of
+            the images, float32 ``[B, C]``.
+        views: Features of random views of the images and of their rotations, float16 (as they are stored)
+            ``[B, V, C]``; only where a loss needs them.
+        turned: Features of the images turned by 0, 90, 180 and 270 degrees, float32 ``[B, 4, C]``; only where a score
+            needs them.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, H, W]``; absent unless asked for.
-        regions: Of each image the area of saturation on the pixels of a region, 0 elsewhere, int32
-            ``[regions, H, W]``; only with masks by region.
+        regions: For each image int32 ``[regions, H, W]``: the saturation area of a region on its pixels, 0 elsewhere;
+            only where each region has a mask of its own.
         index: Position in the data set, int64 ``[B]``.
-        product: Position of the image's product among those that the task tells apart, or their number where it is none
-            of them, int64 ``[B]``.
+        product: Position of the image's product among those that the task tells apart, or the number of these products
+            where it is none of them, int64 ``[B]``.
         category: Position of the class or anomaly set in the image set's ``categories``, int64 ``[B]``; only where
-            classes stand behind the two labels.
+            the two labels are made from classes.
     """
 
     image: Tensor
@@ -70,15 +70,15 @@ class Targets:
         products: Sequence[str] = (),
     ) -> None:
         self._labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
-        places = {product: place for place, product in enumerate(products)}
+        positions = {product: position for position, product in enumerate(products)}
         self._products = torch.tensor(
-            [places.get(sample.category, len(places)) for sample in samples], dtype=torch.int64
+            [positions.get(sample.category, len(positions)) for sample in samples], dtype=torch.int64
         )
         self._shape = transform.shape
         self._masks: np.ndarray | None = None
         if with_masks:
             facts = {}
-            # Zeros that nobody writes to take no memory, and most test images may be normal.
+            # Zeros that are never written take no memory, and most test images may be normal.
             self._masks = np.zeros((len(samples), math.ceil(math.prod(self._shape) / 8)), np.uint8)
             for packed, sample in zip(self._masks, samples, strict=True):
                 if sample.mask is not None:
@@ -91,14 +91,14 @@ class Targets:
             self._regions = [saturation_areas(sample, transform).to_sparse() for sample in samples]
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
-        """Returns label, index and, where wanted, mask of the samples at these positions."""
+        """Returns label, index, product and, where wanted, mask and regions of the samples at these positions."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         batch = Batch(label=self._labels[index], index=index, product=self._products[index])
         if self._masks is not None:
             bits = np.unpackbits(self._masks[index.numpy()], axis=1, count=math.prod(self._shape))
             batch["mask"] = torch.from_numpy(bits.reshape(-1, *self._shape))
         if self._regions:
-            batch["regions"] = tuple(self._regions[place].to_dense() for place in index.tolist())
+            batch["regions"] = tuple(self._regions[position].to_dense() for position in index.tolist())
         return batch
 
 
@@ -164,8 +164,8 @@ class FederatedDataModule(L.LightningDataModule):
 
     Attributes:
         stages: Number of the current stage by client, from 0.
-        milestones: Rounds that stages are judged after: none here, as all images are there from the start.
-        stage_rounds: The same, for each stage.
+        milestones: Rounds after which a stage is evaluated: none here, as all images are there from the start.
+        stage_rounds: The same rounds, for each stage.
 
     Raises:
         UserError: If the partition names an image that does not exist.
@@ -236,7 +236,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         """Builds a loader of the test set in its order."""
-        # A loader without a generator takes a number from the global one, even in a fixed order.
+        # Without a generator, a loader draws a number from the global one even if the order is fixed.
         return self._loader(self.test, None, self.eval_batch_size, shuffle=False, generator=torch.Generator())
 
     def _indices(self, client: int) -> list[int]:
@@ -268,5 +268,5 @@ class FederatedDataModule(L.LightningDataModule):
 
 
 def as_batch(batch: Any) -> Any:
-    """Returns what a data set gives, which is a whole batch already: the ``collate_fn`` of its loaders."""
+    """Returns a batch unchanged: the ``collate_fn`` of loaders whose data set gives whole batches already."""
     return batch
