@@ -31,7 +31,7 @@ HASHES = "hashes.json"
 """Name of the file of known hashes, in the folder of all caches."""
 
 _FORMAT = 2  # raise it when the same images, transform and backbone begin to give other files
-_ELSEWHERE = "choose another folder (cache.folder=...) or compute features each time (cache.enabled=false)"
+_REMEDY = "choose another folder (cache.folder=...) or compute features each time (cache.enabled=false)"
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ def _read(file: Path) -> tuple[list[Tensor], int]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes tensors to a file of safetensors, whose own error names what the disk refuses in its text alone.
+    """Writes tensors to a safetensors file.
+
+    The library's own error tells only in its text what the disk refuses; an `OSError` is made of it.
 
     Raises:
         OSError: If it cannot be written.
@@ -59,16 +61,16 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
 
 @contextmanager
 def told_unusable(folder: Path) -> Iterator[None]:
-    """Tells in one line what a disk refuses in a block that uses a folder of features.
+    """Turns what the disk refuses in a block that uses a folder of features into one line.
 
     Raises:
-        UserError: If it refuses something.
+        UserError: If the disk refuses something.
     """
     try:
         yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise UserError(f"feature cache {folder} cannot be used ({reason}): {_ELSEWHERE}") from error
+        raise UserError(f"feature cache {folder} cannot be used ({reason}): {_REMEDY}") from error
 
 
 def _checksum(layers: Iterable[Tensor]) -> int:
@@ -97,10 +99,12 @@ class CachedFeatures(BatchDataset):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch."""
         batch = self._targets[indices]
-        # Values end a file, in the order of layers; to read its head would take longer than them.
-        whole = sum(self._sizes)
+        # A file ends with the values, in the order of layers. Parsing its header would take longer than reading them.
+        total = sum(self._sizes)
         contents = [self._files[index].read_bytes() for index in batch["index"].tolist()]
-        rows = torch.from_numpy(np.stack([np.frombuffer(one, np.float16)[-whole:] for one in contents]))
+        rows = torch.from_numpy(
+            np.stack([np.frombuffer(content, np.float16)[-total:] for content in contents])
+        )
         layers = zip(rows.split(self._sizes, dim=1), self._shapes, strict=True)
         batch["pyramid"] = tuple(layer.float().view(-1, *shape) for layer, shape in layers)
         return batch
@@ -134,8 +138,10 @@ class FeatureCache:
         identity = {"format": _FORMAT, "transform": transform.fingerprint, "backbone": fingerprint}
         self.folder = Path(folder) / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self._hashes = Path(folder) / HASHES
-        self._image: dict[Path, bytes] = {}
-        self._shapes: dict[bytes, list[torch.Size]] = {}  # of the images whose files are known to be whole
+        self._digests: dict[Path, bytes] = {}  # hash of each image file
+        self._shapes: dict[
+            bytes, list[torch.Size]
+        ] = {}  # by hash, of images whose features are known to be whole
 
     def fill(
         self,
@@ -158,33 +164,33 @@ class FeatureCache:
         """
         paths = dict.fromkeys(sample.path for sample in samples)
         with self._locked():
-            self._image |= content_hashes(paths, self._hashes)
-            path_of = {self._image[path]: path for path in paths}
+            self._digests |= content_hashes(paths, self._hashes)
+            path_of = {self._digests[path]: path for path in paths}
             self._check(path_of)
-            missing = [image for image in path_of if image not in self._shapes]
+            missing = [digest for digest in path_of if digest not in self._shapes]
             if not missing:
                 return
             first = self._transform.image(path_of[missing[0]])[None].to(device)
-            one = [layer[0] for layer in self._extract(first, 1)]
-            shapes = [layer.shape for layer in one]
-            if any(self._shapes.get(image, shapes) != shapes for image in path_of):
+            first_layers = [layer[0] for layer in self._extract(first, 1)]
+            shapes = [layer.shape for layer in first_layers]
+            if any(self._shapes.get(digest, shapes) != shapes for digest in path_of):
                 self._warn(self.folder, f"holds other shapes than {shapes}, which the backbone gives")
                 missing = list(path_of)
-            self._check_room(len(missing) * sum(layer.nbytes for layer in one))
+            self._check_room(len(missing) * sum(layer.nbytes for layer in first_layers))
             batches = [missing[start : start + batch_size] for start in range(0, len(missing), batch_size)]
             done = 0
             for batch, images in zip(batches, self._decode(batches, path_of), strict=True):
                 layers = self._extract(images.to(device), batch_size)
-                for place, image in enumerate(batch):
-                    features = [layer[place].contiguous() for layer in layers]
+                for position, digest in enumerate(batch):
+                    features = [layer[position].contiguous() for layer in layers]
                     if not all(layer.isfinite().all() for layer in features):
                         raise UserError(
-                            f"features of {path_of[image]} do not fit half precision: set cache.enabled=false"
+                            f"features of {path_of[digest]} do not fit half precision: set cache.enabled=false"
                         )
-                    with atomic(self._file(image)) as part:
-                        named = {f"{number:02}": layer for number, layer in enumerate(features)}
-                        save_tensors(named, part, {"crc": str(_checksum(features))})
-                    self._shapes[image] = shapes
+                    with atomic(self._file(digest)) as partial:
+                        tensors = {f"{number:02}": layer for number, layer in enumerate(features)}
+                        save_tensors(tensors, partial, {"crc": str(_checksum(features))})
+                    self._shapes[digest] = shapes
                 done += len(batch)
                 progress(done, len(missing))
 
@@ -196,16 +202,16 @@ class FeatureCache:
             targets: Their labels and masks; None for labels alone.
         """
         targets = targets or Targets(samples, self._transform, with_masks=False)
-        images = [self._image[sample.path] for sample in samples]
-        shapes = self._shapes[images[0]] if images else []
-        return CachedFeatures([self._file(image) for image in images], shapes, targets)
+        digests = [self._digests[sample.path] for sample in samples]
+        shapes = self._shapes[digests[0]] if digests else []
+        return CachedFeatures([self._file(digest) for digest in digests], shapes, targets)
 
-    def _file(self, image: bytes) -> Path:
-        return self.folder / image.hex()[:2] / f"{image.hex()}.safetensors"
+    def _file(self, digest: bytes) -> Path:
+        return self.folder / digest.hex()[:2] / f"{digest.hex()}.safetensors"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Locks the folder against other processes; what the disk refuses in the meantime is a `UserError`."""
+        """Locks the folder against other processes; what the disk refuses meanwhile becomes a `UserError`."""
         with told_unusable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock")
@@ -219,34 +225,34 @@ class FeatureCache:
             finally:
                 lock.release()
 
-    def _check(self, images: Iterable[bytes]) -> None:
-        """Reads the files that there are, each once a process; warns of those that are damaged."""
+    def _check(self, digests: Iterable[bytes]) -> None:
+        """Reads the existing files of features, each once in a process, and warns of damaged ones."""
         damaged = []
-        for image in images:
-            if image in self._shapes or not self._file(image).exists():
+        for digest in digests:
+            if digest in self._shapes or not self._file(digest).exists():
                 continue
             try:
-                layers, checksum = _read(self._file(image))
+                layers, checksum = _read(self._file(digest))
                 if _checksum(layers) != checksum:
                     raise ValueError("another checksum")
-                self._shapes[image] = [layer.shape for layer in layers]
+                self._shapes[digest] = [layer.shape for layer in layers]
             except (SafetensorError, ValueError, KeyError, TypeError):
-                damaged.append(self._file(image))
+                damaged.append(self._file(digest))
         if damaged:
             self._warn(damaged[0], f"is damaged, {len(damaged)} in all")
 
     def _check_room(self, needed: int) -> None:
-        room = shutil.disk_usage(self.folder).free
-        if needed > room:
-            sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
-            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            sizes = f"{needed / 1e9:.3g} GB, the disk has {free / 1e9:.3g} GB left"
+            raise UserError(f"feature cache {self.folder} needs {sizes}: {_REMEDY}")
 
-    def _warn(self, file: Path, what: str) -> None:
-        warnings.warn(f"feature cache {file} {what}: it is made again", stacklevel=4)
+    def _warn(self, file: Path, problem: str) -> None:
+        warnings.warn(f"feature cache {file} {problem}: it is made again", stacklevel=4)
 
     @torch.inference_mode()
     def _extract(self, images: Tensor, batch_size: int) -> list[Tensor]:
-        """Layers of a batch of images, float16 ``[B, C_l, H_l, W_l]`` each, on the CPU."""
+        """Computes the layers of a batch of images, float16 ``[B, C_l, H_l, W_l]`` each, on the CPU."""
         # The last bits of a convolution can depend on the size of the batch. With full batches only, features
         # do not depend on how many others are missing, and those made again are the same bit for bit.
         filling = images[-1:].expand(batch_size - len(images), -1, -1, -1)
@@ -258,9 +264,9 @@ class FeatureCache:
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
 
             def submit(batch: list[bytes]) -> list[Future[Tensor]]:
-                return [pool.submit(self._transform.image, path_of[image]) for image in batch]
+                return [pool.submit(self._transform.image, path_of[digest]) for digest in batch]
 
             ahead = submit(batches[0])
             for following in [*batches[1:], []]:
                 current, ahead = ahead, submit(following)
-                yield torch.stack([image.result() for image in current])
+                yield torch.stack([future.result() for future in current])

@@ -70,9 +70,9 @@ def folders(
 
 
 def _masked(folder: Path, masks: Path | None, skipped: LeftOut) -> Iterator[tuple[Path, Path | None]]:
-    """The images of a defect, with their masks where there are some."""
+    """Yields the images of a defect, each with its mask, or with None where there are no masks."""
     images = images_in(folder, skipped)
     if masks is None:
         return zip(images, [None] * len(images), strict=True)
-    place = nested if (nested := masks / folder.name).is_dir() else masks
-    return zip(images, find_masks(place, images, LeftOut(), folder), strict=True)
+    mask_folder = nested if (nested := masks / folder.name).is_dir() else masks
+    return zip(images, find_masks(mask_folder, images, LeftOut(), folder), strict=True)

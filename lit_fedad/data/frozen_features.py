@@ -1,4 +1,4 @@
-"""Frozen features of whole images, computed once a set of images and kept on disk in half precision."""
+"""Frozen features of whole images, computed once for each set of images and kept on disk in half precision."""
 
 import hashlib
 import warnings
@@ -55,30 +55,30 @@ def frozen_features(
         turns: Rotation of each view in quarter turns [V]; empty for no views. Views belong to the images: they are the
             same in runs of any seed.
         file: File that keeps them; None to keep nothing.
-        progress: Called with numbers of images, done and in all.
+        progress: Called with the number of images done and of all images.
 
     Raises:
         UserError: If features do not fit half precision, or the file cannot be written.
     """
-    if file is not None and (stored := _read_pooled(file, number, len(turns))) is not None:
+    if file is not None and (stored := _read_stored(file, number, len(turns))) is not None:
         return stored
     plain, views = torch.empty(0), torch.empty(0)
     with seeded(0, "frozen views"):
         for start in range(0, number, _BATCH):
-            places = range(start, min(start + _BATCH, number))
-            pixels = read(places)
+            positions = range(start, min(start + _BATCH, number))
+            pixels = read(positions)
             features = encode(pixels)
-            if start == 0:  # the largest arrays of a run: never held twice
+            if start == 0:  # the largest arrays of a run are filled in place, never copied
                 plain = torch.empty(number, features.shape[1], dtype=torch.float16)
                 views = torch.empty(number, len(turns), features.shape[1], dtype=torch.float16)
-            plain[start : places.stop] = features
-            for place, turn in enumerate(turns):
-                views[start : places.stop, place] = encode(draw(torch.rot90(pixels, turn, (2, 3))))
-            if not all(kept[start : places.stop].isfinite().all() for kept in (plain, views)):
+            plain[start : positions.stop] = features
+            for view, turn in enumerate(turns):
+                views[start : positions.stop, view] = encode(draw(torch.rot90(pixels, turn, (2, 3))))
+            if not all(array[start : positions.stop].isfinite().all() for array in (plain, views)):
                 raise UserError(
                     "features do not fit half precision, in which they are kept: choose another backbone"
                 )
-            progress(places.stop, number)
+            progress(positions.stop, number)
     computed = FrozenFeatures(plain, views if turns else None)
     if file is not None:
         entries = {name: entry for name, entry in computed._asdict().items() if entry is not None}
@@ -104,13 +104,13 @@ def features_key(images: Tensor | Sequence[bytes], *settings: object) -> str:
 
 
 class FrozenDataset(BatchDataset):
-    """Features in the place of images, with what else a batch has.
+    """Data set whose batches have frozen features in the place of images.
 
     Args:
         features: Features of N images.
         targets: Labels and, where there are any, masks and categories of these images, by a list of positions.
-        turned: Features of the images turned by 90, 180 and 270 degrees, float16 [N, 3, C]; None where no score looks
-            at them.
+        turned: Features of the images turned by 90, 180 and 270 degrees, float16 [N, 3, C]; None where no score
+            needs them.
     """
 
     def __init__(
@@ -122,26 +122,26 @@ class FrozenDataset(BatchDataset):
         return len(self._features.plain)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Returns a whole batch; ``views`` and ``turned`` [B, 4, C], all four rotations, only where there are some."""
+        """Returns a whole batch, with ``views`` and ``turned`` ([B, 4, C], all four rotations) where there are some."""
         batch = self._targets[indices]
         batch["image"] = self._features.plain[batch["index"]].float()
         if self._turned is not None:
-            others = self._turned[batch["index"]].float()
-            batch["turned"] = torch.cat([batch["image"][:, None], others], dim=1)
+            rotations = self._turned[batch["index"]].float()
+            batch["turned"] = torch.cat([batch["image"][:, None], rotations], dim=1)
         if self._features.views is not None:
             batch["views"] = self._features.views[batch["index"]]
         return batch
 
 
-def _read_pooled(file: Path, number: int, views: int) -> FrozenFeatures | None:
+def _read_stored(file: Path, number: int, views: int) -> FrozenFeatures | None:
     """Reads features; None where there are none, or the file is damaged."""
     if not file.exists():
         return None
     try:
         entries = load_file(file)
         features = FrozenFeatures(entries["plain"], entries.get("views"))
-        drawn = features.views.shape[1] if features.views is not None else 0
-        if len(features.plain) != number or drawn != views or not features.plain.isfinite().all():
+        stored_views = features.views.shape[1] if features.views is not None else 0
+        if len(features.plain) != number or stored_views != views or not features.plain.isfinite().all():
             raise ValueError("of another form")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         warnings.warn(f"{file}: damaged ({error}); features are computed again", stacklevel=2)

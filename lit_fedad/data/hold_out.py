@@ -17,7 +17,7 @@ from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample, grouped
 
-_SEARCH = """
+_SEARCH_CODE = """
 import json, re, sys
 group, paths = json.load(sys.stdin)
 try:
@@ -26,7 +26,7 @@ except (re.error, OverflowError, RecursionError, MemoryError) as error:
     found = f"{type(error).__name__}: {error}"
 json.dump(found, sys.stdout)
 """
-_LONGEST, _LONGEST_S = 1000, 60.0
+_MAX_LENGTH, _MAX_SECONDS = 1000, 60.0  # characters of an expression, duration of its search
 
 
 def image_groups(
@@ -34,8 +34,8 @@ def image_groups(
 ) -> list[str]:
     """Returns the name of each image's group: images of one group are never divided between training and calibration.
 
-    An expression that is found in each path below the folder of all images is not looked for above it: what lies there
-    tells no images apart, and changes with the place of the set.
+    The expression is first searched for in paths relative to the folder of all images, and in whole paths only if one
+    of these lacks it: the folders above tell no images apart, and change where the set is moved.
 
     Args:
         samples: The images.
@@ -44,19 +44,19 @@ def image_groups(
         key: Key that gives the expression, for messages.
 
     Raises:
-        UserError: If the expression is none, or a path lacks it, or the images have no paths; also if it is not
-            found or missed within a minute.
+        UserError: If it is no regular expression, a path lacks it, the images have no paths, or the search takes
+            longer than a minute.
     """
     if group is None:
         return [str(number) for number in range(len(samples))]
     paths = [str(sample.path) for sample in samples if isinstance(sample, Sample)]
     if len(paths) < len(samples):
         raise UserError(f"{key}='{group}': these images are no files; leave it out")
-    names = _searched(group, _below(paths), key)
+    names = _search(group, _relative(paths), key)
     if None in names:
-        names = _searched(group, paths, key)
-    if lost := next((path for path, name in zip(paths, names, strict=True) if name is None), None):
-        raise UserError(f"{key}='{group}' is not found in {lost}")
+        names = _search(group, paths, key)
+    if unmatched := next((path for path, name in zip(paths, names, strict=True) if name is None), None):
+        raise UserError(f"{key}='{group}' is not found in {unmatched}")
     if len(names) > 1 and len(set(names)) == 1:
         warnings.warn(
             f"{key}='{group}' finds '{names[0]}' in each of {len(names)} paths, such as {paths[0]}: all are one group",
@@ -65,34 +65,34 @@ def image_groups(
     return [name for name in names if name is not None]
 
 
-def _below(paths: Sequence[str]) -> list[str]:
-    """Paths below the folder that holds all of them, with the slash before."""
-    whole = [Path(path).absolute() for path in paths]
-    above = os.path.commonpath([path.parent for path in whole]).rstrip(os.sep) if whole else ""
-    return [str(path)[len(above) :] for path in whole]
+def _relative(paths: Sequence[str]) -> list[str]:
+    """Returns paths relative to the folder that holds all of them, with a leading slash."""
+    absolute = [Path(path).absolute() for path in paths]
+    common = os.path.commonpath([path.parent for path in absolute]).rstrip(os.sep) if absolute else ""
+    return [str(path)[len(common) :] for path in absolute]
 
 
-def _searched(group: str, paths: Sequence[str], key: str) -> list[str | None]:
+def _search(group: str, paths: Sequence[str], key: str) -> list[str | None]:
     """Returns what an expression finds in each path.
 
-    A run's folder may come from anybody, and its expression may try without end. So a process of its own searches,
-    which can be ended.
+    The expression may come from the folder of somebody else's run, and its search may never end. So a child process
+    searches, which is killed after a minute.
     """
-    if not isinstance(group, str) or len(group) > _LONGEST:
-        raise UserError(f"{key}: give a regular expression of at most {_LONGEST} characters")
+    if not isinstance(group, str) or len(group) > _MAX_LENGTH:
+        raise UserError(f"{key}: give a regular expression of at most {_MAX_LENGTH} characters")
     try:
         done = subprocess.run(  # noqa: S603
-            [sys.executable, "-I", "-S", "-c", _SEARCH],
+            [sys.executable, "-I", "-S", "-c", _SEARCH_CODE],
             input=json.dumps([group, paths]),
             capture_output=True,
             text=True,
-            timeout=_LONGEST_S,
+            timeout=_MAX_SECONDS,
             check=True,
         )  # fmt: skip
         texts: list[str | None] | str = json.loads(done.stdout)
     except subprocess.TimeoutExpired as error:
         raise UserError(
-            f"{key}='{group}' is still searched for after {_LONGEST_S:g} s; give one without repeats of repeats"
+            f"{key}='{group}' is still searched for after {_MAX_SECONDS:g} s; give one without repeats of repeats"
         ) from error
     except (subprocess.CalledProcessError, ValueError) as error:
         texts = type(error).__name__
@@ -122,10 +122,10 @@ def hold_out(
         seed: Seed of the draw.
         group: Regular expression: images whose paths it finds the same text in (an object, a patient) stay together.
             None where every image is a group of its own.
-        least: Images of each client, for which the share grows up to a half.
+        least: Number of images to hold out of each client: the share grows to reach it, up to a half.
 
     Raises:
-        UserError: If the expression is none, or the images have no paths to look for it.
+        UserError: As `image_groups`.
     """
     groups = image_groups(images.train, group)
     if not share or partition.calibration:
@@ -155,31 +155,36 @@ def _held_groups(
     seed: int,
     least: int,
 ) -> set[str]:
-    """Draws the groups that are held out by whoever holds images of them; see `hold_out`."""
+    """Draws the groups that every client holds out if it has images of them; see `hold_out`."""
+    # For each client and stage: images by group, for each product.
     cells = [[_by_product(stage, samples, groups) for stage in client_stages] for client_stages in by_stage]
-    every = [cell for client in cells for stage in client for cell in stage]
-    left = list(map(len, every))  # groups that stay in training, of each product in a stage of a client
-    places = grouped((name, place) for place, cell in enumerate(every) for name in cell)
+    all_cells = [cell for client in cells for stage in client for cell in stage]
+    remaining = list(map(len, all_cells))  # number of groups that stay in training, of each cell
+    cells_of = grouped((name, position) for position, cell in enumerate(all_cells) for name in cell)
     held_out, trained = set[str](), set[str]()
     for client, stages in enumerate(cells):
-        draw = numpy_generator(seed, "hold-out", client)
+        rng = numpy_generator(seed, "hold-out", client)
         client_share = max(share, min(0.5, least / max(1, sum(map(len, by_stage[client])))))
         for stage in stages:
-            whole = Counter(name for cell in stage for name, images in cell.items() for _ in images)
-            size, due = sum(number for name, number in whole.items() if name in held_out), 0.0
+            group_sizes = Counter(name for cell in stage for name, images in cell.items() for _ in images)
+            held_size, target = sum(number for name, number in group_sizes.items() if name in held_out), 0.0
             for cell in stage:
-                due += client_share * sum(map(len, cell.values()))
+                target += client_share * sum(map(len, cell.values()))
                 names = list(cell)
-                for name in (names[number] for number in draw.permutation(len(names))):
-                    if name in held_out or name in trained or any(left[place] < 2 for place in places[name]):
+                for name in (names[number] for number in rng.permutation(len(names))):
+                    if (
+                        name in held_out
+                        or name in trained
+                        or any(remaining[position] < 2 for position in cells_of[name])
+                    ):
                         continue
-                    if size + whole[name] / 2 > due:
+                    if held_size + group_sizes[name] / 2 > target:
                         break
                     held_out.add(name)
-                    size += whole[name]
-                    for place in places[name]:
-                        left[place] -= 1
-            trained.update(whole.keys() - held_out)
+                    held_size += group_sizes[name]
+                    for position in cells_of[name]:
+                        remaining[position] -= 1
+            trained.update(group_sizes.keys() - held_out)
     return held_out
 
 

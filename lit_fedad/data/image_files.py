@@ -1,4 +1,4 @@
-"""The one way in for folders: which files in them are images, and what is left out."""
+"""Search for images in folders: which files are images, and which are left out, and why."""
 
 import os
 import warnings
@@ -40,9 +40,13 @@ SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
 
 @cache
 def image_suffixes() -> tuple[str, ...]:
-    """Lists the suffixes of the formats that the installed decoders know, in lower case; DICOM's are not among them."""
-    formats = decoders()  # has Pillow load its formats
-    return tuple(sorted(end for end, form in Image.registered_extensions().items() if form in formats))
+    """Lists the suffixes, in lower case, of the formats that the installed decoders know; DICOM is not among them."""
+    formats = decoders()  # makes Pillow load its formats
+    return tuple(
+        sorted(
+            suffix for suffix, format_name in Image.registered_extensions().items() if format_name in formats
+        )
+    )
 
 
 @dataclass
@@ -61,9 +65,9 @@ class LeftOut:
         Args:
             root: The folder that was searched.
         """
-        named = self.by_reason.items()
-        parts = [f"{reason} ({len(paths)}, first {paths[0]})" for reason, paths in named if paths]
-        return f"{root}: skipped {'; '.join(parts)}" if parts else None
+        reasons = self.by_reason.items()
+        phrases = [f"{reason} ({len(paths)}, first {paths[0]})" for reason, paths in reasons if paths]
+        return f"{root}: skipped {'; '.join(phrases)}" if phrases else None
 
     def warn(self, root: Path) -> None:
         """Warns of them in one line, where there are some."""
@@ -96,9 +100,9 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
 
     Args:
         folder: The folder; or one file, which is taken whatever it is.
-        left_out: Takes what is no image.
-        masks: Whether masks are taken: else ``<image>_mask``, ``_gt``, ``_seg`` or alike beside its image is left out,
-            and what lies in a folder of masks under the name of an image.
+        left_out: Collects what is left out.
+        masks: Whether masks are taken too. Otherwise a file ``<image>_mask``, ``_gt``, ``_seg`` or alike beside its
+            image is left out, and a file in a folder of masks that has the name of an image.
 
     Returns:
         Their paths, in alphabetical order.
@@ -152,18 +156,20 @@ def _tell_namesakes(images: Sequence[Path]) -> None:
 
 
 def _masks_beside(images: Sequence[Path], folder: Path) -> set[Path]:
-    """Those of the images in a folder that are masks of others."""
-    apart = {
+    """Returns those images in a folder that are masks of others."""
+    in_mask_folder = {
         path
         for path in images
         if any(bare(part) in (*MASKS, "label") for part in path.parent.relative_to(folder).parts)
     }
-    places = {path.with_suffix("") for path in images}
-    names = {path.stem for path in images if path not in apart}
+    without_suffix = {path.with_suffix("") for path in images}
+    names = {path.stem for path in images if path not in in_mask_folder}
     masks = set()
     for path in images:
         name = masked_name(path.stem)
-        if (name and path.parent / name in places) or (path in apart and (name or path.stem) in names):
+        if (name and path.parent / name in without_suffix) or (
+            path in in_mask_folder and (name or path.stem) in names
+        ):
             masks.add(path)
     return masks
 
@@ -173,8 +179,8 @@ def images_in(folder: Path, left_out: LeftOut | None = None, masks: bool = False
 
     Args:
         folder: The folder.
-        left_out: Takes what is no image; None to warn of it here.
-        masks: As there.
+        left_out: Collects what is left out; None to warn of it here.
+        masks: As for `find_images`.
 
     Raises:
         UserError: There is no such folder, or no image in it, or pydicom is missing for DICOM files.
@@ -182,8 +188,10 @@ def images_in(folder: Path, left_out: LeftOut | None = None, masks: bool = False
     skipped = LeftOut() if left_out is None else left_out
     images = find_images(folder, skipped, masks)
     if not images:
-        rest = skipped.line(folder)
-        raise UserError(f"{folder}: holds no image ({SOME})" + (rest or "").replace(f"{folder}:", ";", 1))
+        left_out_line = skipped.line(folder)
+        raise UserError(
+            f"{folder}: holds no image ({SOME})" + (left_out_line or "").replace(f"{folder}:", ";", 1)
+        )
     if left_out is None:
         skipped.warn(folder)
     return images
@@ -199,7 +207,7 @@ def _hidden(name: str) -> bool:
 
 
 def _files(folder: Path, left_out: LeftOut) -> Iterator[Path]:
-    """All files, links last: a link to a file or folder that is taken counts as the second."""
+    """Yields all files, links last: of a file and a link to it, the link is left out."""
     root = os.path.realpath(folder)
     taken: set[str] = set()
     folders, linked_folders, links = [folder], list[Path](), list[Path]()
@@ -229,7 +237,7 @@ def _files(folder: Path, left_out: LeftOut) -> Iterator[Path]:
 
 
 def _entries_of(folder: Path, left_out: LeftOut) -> list[os.DirEntry[str]]:
-    """What lies in a folder, without what is hidden."""
+    """Lists what lies in a folder, without hidden entries."""
     try:
         return [entry for entry in os.scandir(folder) if not _hidden(entry.name)]
     except OSError:
@@ -238,12 +246,14 @@ def _entries_of(folder: Path, left_out: LeftOut) -> list[os.DirEntry[str]]:
 
 
 def _sniffed(path: Path) -> str | None:
-    """The format of a file with an unknown suffix."""
+    """Returns the format of a file with an unknown suffix; None if it is no image."""
     try:
         form = sniff(path)
         if form is not None and form != "DICOM":
-            with Image.open(path, formats=decoders()):  # two letters at the beginning prove little
+            with Image.open(
+                path, formats=decoders()
+            ):  # some formats begin with two letters only, which proves little
                 pass
-    except Exception:  # of many kinds: what cannot be opened is no image
+    except Exception:  # Pillow raises many kinds: what cannot be opened is no image
         return None
     return form

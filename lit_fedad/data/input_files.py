@@ -17,8 +17,8 @@ from PIL import Image
 from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import given_bytes, told_too_long
 
-_LARGEST = 1 << 31  # bytes of a list of images or regions: those of COCO have 450 million
-_DEFLATE_RATIO = 1032  # the highest of the method that packs .npz files
+_MAX_BYTES = 1 << 31  # of a list of images or regions: those of COCO have 450 million bytes
+_MAX_DEFLATE_RATIO = 1032  # unpacked by packed bytes, of the compression of .npz files
 
 
 def read_json(path: Path) -> Any:
@@ -31,7 +31,7 @@ def read_json(path: Path) -> Any:
         UserError: It is missing, no regular file, too long, not JSON, or nested too deeply.
     """
     try:
-        return json.loads(given_bytes(path, _LARGEST).decode())
+        return json.loads(given_bytes(path, _MAX_BYTES).decode())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; correct its name under data, or put it there") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -42,14 +42,14 @@ def read_json(path: Path) -> Any:
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Reads a CSV file whose first line names its columns; empty lines may stand above it.
 
-    Commas part its cells, or semicolons or tabs where its first line has more of these, as spreadsheets write them; a
-    spreadsheet's line ``sep=;`` above it says it too.
+    Commas separate the cells, or semicolons or tabs where the first line has more of these, as spreadsheets write
+    them. A line ``sep=;`` above it, which spreadsheets write too, names the separator.
 
     Args:
         path: The file, in UTF-8, or in UTF-16 that begins with its mark.
 
     Returns:
-        Names of the columns, and the cells of each row by column; of a short row those that are missing are empty.
+        Names of the columns, and the cells of each row by column; missing cells of a short row are empty.
 
     Raises:
         UserError: It is missing, in another coding, or a row has more cells than there are columns.
@@ -57,7 +57,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; correct its name under data, or put it there")
     try:
-        content = given_bytes(path, _LARGEST)
+        content = given_bytes(path, _MAX_BYTES)
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         text = content.decode("utf-16" if wide else "utf-8-sig").lstrip("\r\n")
         first, _, rest = text.partition("\n")
@@ -107,7 +107,7 @@ def inside(folder: Path, name: str, source: Path) -> Path:
         source: The file of the set that gives it.
 
     Raises:
-        UserError: It leads elsewhere.
+        UserError: The name leads out of the folder.
     """
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise UserError(f"{source}: {name!r:.80} lies outside of the folder of images; unpack it again")
@@ -115,11 +115,11 @@ def inside(folder: Path, name: str, source: Path) -> Path:
 
 
 def require_files(files: Sequence[Path], source: Path, advice: str) -> None:
-    """Refuses files that a file of a set names and that are not there.
+    """Refuses files that are missing although a file of the set names them.
 
     Args:
         files: The images and masks.
-        source: What names them.
+        source: The file that names them.
         advice: What to do, for the message.
 
     Raises:
@@ -134,12 +134,12 @@ def require_files(files: Sequence[Path], source: Path, advice: str) -> None:
 
 
 def chosen_page(pages: int, page: int | None, alone: bool = False) -> int:
-    """Returns the page or frame, from 0, that is read of a file; where none is chosen it must hold one alone.
+    """Returns the number, from 0, of the page or frame to read; a file of several needs a choice.
 
     Args:
-        pages: How many the file holds.
-        page: Which one was chosen; None for none.
-        alone: Whether a file of one is read whatever ``page`` says, as masks are.
+        pages: Number of pages or frames in the file.
+        page: The chosen one, from 0; None for no choice.
+        alone: Whether a file of a single page is read whatever ``page`` says, as is done for masks.
 
     Raises:
         ValueError: The file holds several and none is chosen, or lacks the chosen one.
@@ -160,18 +160,18 @@ def chosen_page(pages: int, page: int | None, alone: bool = False) -> int:
     return page
 
 
-def check_pixels(width: int, height: int, most: int | None = None) -> None:
+def check_pixels(width: int, height: int, max_pixels: int | None = None) -> None:
     """Refuses an image of too many pixels, before memory is taken for it.
 
     Args:
         width: Its width in pixels.
         height: Its height in pixels.
-        most: Largest number; None for ``PIL.Image.MAX_IMAGE_PIXELS``, which may be raised in Python.
+        max_pixels: Largest number of pixels; None for ``PIL.Image.MAX_IMAGE_PIXELS``, which may be raised in Python.
 
     Raises:
         OverflowError: It has more pixels.
     """
-    limit = Image.MAX_IMAGE_PIXELS if most is None else most
+    limit = Image.MAX_IMAGE_PIXELS if max_pixels is None else max_pixels
     if limit is not None and width * height > limit:
         raise OverflowError(f"{width}x{height} pixels, and at most {limit} are read")
 
@@ -182,7 +182,7 @@ def check_array(file: IO[bytes], size: int, packed: int) -> None:
     Args:
         file: An ``.npy`` stream at its start.
         size: Bytes of the stream, as its archive says.
-        packed: Bytes that it takes in the archive.
+        packed: Bytes of the compressed stream in the archive.
 
     Raises:
         ValueError: The header or the archive claims more than there can be.
@@ -194,5 +194,5 @@ def check_array(file: IO[bytes], size: int, packed: int) -> None:
     claimed = dtype.itemsize
     for side in shape:
         claimed *= side  # Python's whole numbers do not overflow
-    if claimed > size or size > _DEFLATE_RATIO * max(packed, 1):
+    if claimed > size or size > _MAX_DEFLATE_RATIO * max(packed, 1):
         raise ValueError(f"claims {max(claimed, size)} bytes, and holds {packed}")

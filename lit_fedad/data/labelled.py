@@ -194,15 +194,15 @@ class LabelledTargets:
         labels: int64 [N].
         normal_classes: Number of the classes that are normal, where classes stand behind normal and anomalous; None
             where labels are classes.
-        products: Number of products that the task tells apart. Images count as of none of them: anomalies may hide
-            among the normal ones, and their labels would tell.
+        products: Number of products that the task tells apart. Images count as of none of them, for a product would
+            give away the anomalies that may hide among normal images.
     """
 
     def __init__(self, labels: Tensor, normal_classes: int | None = None, products: int = 0) -> None:
         self._labels, self._normal_classes, self._products = labels, normal_classes, products
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
-        """Returns label, index and, behind normal and anomalous, category of the images at these positions."""
+        """Returns label and index of the images at these positions; with normal classes also category and product."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         if self._normal_classes is None:
             return Batch(label=self._labels[index], index=index)

@@ -16,7 +16,7 @@ from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample, defect_name
 from lit_fedad.data.subset import require_known, split_normals
 
 FileNames = list[dict[str, list[Path]]]
-"""Files by what they may be called, for each kind of name; see `file_names`."""
+"""For each kind of name: the files that may be called by it; see `file_names`."""
 
 _MOST_CLASSES = 20
 _NO_LABEL = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null", "-"})
@@ -50,8 +50,8 @@ def labelled_csv(
         labels: The CSV file, with a header.
         images: The folder of images; images without a row are left out.
         id_column: Column of file names, with or without suffix and folders (those below ``images``, or below ``root``).
-            They are compared as written, but for the kind of slash; a number that no file is called may lack leading
-            zeros: HeadCT's ``0`` is ``000.png``.
+            They are compared as written, but for the kind of slash. A number may lack leading zeros where no file has
+            it as its name: HeadCT's ``0`` is ``000.png``.
         label_column: Column of labels. An empty cell, or what pandas writes for one, is no label: the row is left out.
         normal: Labels of normal rows.
         anomalous: Labels of anomalous rows; None takes all that are not normal. Images with neither are left out.
@@ -70,19 +70,19 @@ def labelled_csv(
     """
     root = Path(root).expanduser()
     table = root / labels
-    good = {_whole(str(label)) for label in normal}
-    named = good | {_whole(str(label)) for label in anomalous or ()}
-    counts_by_image = _labels(table, id_column, label_column, named)
+    good = {_without_decimals(str(label)) for label in normal}
+    named = good | {_without_decimals(str(label)) for label in anomalous or ()}
+    counts_by_image = _label_counts(table, id_column, label_column, named)
     listed = set().union(*counts_by_image.values())
-    bad = listed - good if anomalous is None else {_whole(str(label)) for label in anomalous}
+    bad = listed - good if anomalous is None else {_without_decimals(str(label)) for label in anomalous}
     for label in sorted(good | bad):
         key = "normal" if label in good else "anomalous"
         require_known(label, listed, f"{table}: no '{label}' ({key}) in column '{label_column}'")
-    alike = {label.casefold(): label for label in good}
-    if anomalous is None and (odd := sorted(label for label in bad if label.casefold() in alike)):
+    normal_by_case = {label.casefold(): label for label in good}
+    if anomalous is None and (odd := sorted(label for label in bad if label.casefold() in normal_by_case)):
         raise UserError(
-            f"{table}: '{odd[0]}' would be anomalous and '{alike[odd[0].casefold()]}' normal; give both as normal, or"
-            " write labels in one way"
+            f"{table}: '{odd[0]}' would be anomalous and '{normal_by_case[odd[0].casefold()]}' normal; give both as"
+            " normal, or write labels in one way"
         )
 
     defects: dict[str, str] = {}
@@ -98,14 +98,14 @@ def labelled_csv(
     samples = [
         Sample(paths[image], product, defects[image]) for image in sorted(defects, key=paths.__getitem__)
     ]
-    normals, others = (tuple(one for one in samples if one.label == label) for label in (0, 1))
+    normals, others = (tuple(sample for sample in samples if sample.label == label) for label in (0, 1))
     return split_normals(ImageSet(product, normals, others), train_share, seed, group)
 
 
-def _labels(
+def _label_counts(
     table: Path, id_column: str, label_column: str, named: Collection[str]
 ) -> dict[str, Counter[str]]:
-    """How often every image has which label; rows without one are left out, unless it is one of those named."""
+    """Counts the labels of every image; rows whose label is empty are left out, unless that label is named."""
     columns, rows = read_table(table)
     if twice := [
         name for name, count in Counter(columns).items() if count > 1 and name in (id_column, label_column)
@@ -116,7 +116,7 @@ def _labels(
     counts: dict[str, Counter[str]] = {}
     empty = []
     for number, row in enumerate(rows, 1):
-        image, label = row[id_column].strip(), _whole(row[label_column].strip())
+        image, label = row[id_column].strip(), _without_decimals(row[label_column].strip())
         if not image or (label.lower() in _NO_LABEL and label not in named):
             empty.append(number)
         else:
@@ -130,15 +130,15 @@ def _labels(
     return counts
 
 
-def _whole(label: str) -> str:
-    """A label without the decimals that pandas gives to whole numbers in a column with gaps: 0 for 0.0."""
+def _without_decimals(label: str) -> str:
+    """Returns a label without the decimals that pandas gives to whole numbers in a column with gaps: 0 for 0.0."""
     return re.sub(r"^(-?\d+)\.0+$", r"\1", label)
 
 
 def _paths(
     images: Collection[str], root: Path, folder: Path, table: Path, listed: Collection[str]
 ) -> dict[str, Path]:
-    """The file of every image in the table; what the table does not list is left out."""
+    """Returns the file of every image in the table, and warns of files that the table does not list."""
     files = images_in(folder)
     names = file_names(files, root, folder)
     file_of = {image: _file(image, names, table) for image in listed}
@@ -163,7 +163,7 @@ def _paths(
 
 
 def matches(ids: Sequence[str], names: FileNames, root: Path) -> bool:
-    """Tells whether words name files of a set in ``root``, nine of ten at least; ``names`` is from `file_names`."""
+    """Tells whether at least nine of ten words name files of a set in ``root``; ``names`` is from `file_names`."""
     try:
         fitting = sum(_file(word.strip(), names, root) is not None for word in ids)
     except UserError:
@@ -176,8 +176,8 @@ def label_column(
 ) -> tuple[str, list[str]]:
     """Finds the column of a table that says which images are normal, and its values that say so.
 
-    Columns with a usual name come first, then those that say it in words, then those of 0 and 1, which may be a sex; of
-    these, columns of fewer values.
+    Columns with a usual name come first, then those that say it in words, then those of 0 and 1, which may as well be
+    a sex. Of columns that rank the same, that of the fewest values is taken.
 
     Args:
         file: The table, for messages.
@@ -185,29 +185,29 @@ def label_column(
         rows: Cells by column.
 
     Raises:
-        UserError: None does, or several may.
+        UserError: No column says so, or several may.
     """
-    found: dict[tuple[int, int], dict[str, list[str]]] = {}
+    candidates: dict[tuple[int, int], dict[str, list[str]]] = {}
     for column in columns:
         values = {row[column].strip() for row in rows} - {""}
-        nothing = ONE if says_normal(column) else ZERO  # a column "good" says 1 of normal images
-        called = sorted(value for value in values if bare(value) in NORMAL)
-        few = values if len(values) <= _MOST_CLASSES else ()
-        if normal := called or sorted(value for value in few if value.lower() in nothing):
-            usual = [*LABELS, column.lower()].index(column.lower())
-            number = usual == len(LABELS) and not called and nothing is ZERO
-            found.setdefault((usual + number, len(values)), {})[column] = normal
-    likeliest = found[min(found)] if found else {}
+        normal_values = ONE if says_normal(column) else ZERO  # a column "good" says 1 of normal images
+        named_normal = sorted(value for value in values if bare(value) in NORMAL)
+        few_values = values if len(values) <= _MOST_CLASSES else ()
+        if normal := named_normal or sorted(value for value in few_values if value.lower() in normal_values):
+            rank = [*LABELS, column.lower()].index(column.lower())
+            is_number = rank == len(LABELS) and not named_normal and normal_values is ZERO
+            candidates.setdefault((rank + is_number, len(values)), {})[column] = normal
+    likeliest = candidates[min(candidates)] if candidates else {}
     if len(likeliest) == 1:
         return next(iter(likeliest.items()))
-    said = f"no value of its columns {', '.join(columns) or '(none)'} is called as normal images are"
+    problem = f"no value of its columns {', '.join(columns) or '(none)'} is called as normal images are"
     if likeliest:
-        said = f"each of its columns {', '.join(likeliest)} may say which images are normal"
-    raise UserError(f"{file}: {said}; give data=labelled_csv data.label_column=... data.normal=[...]")
+        problem = f"each of its columns {', '.join(likeliest)} may say which images are normal"
+    raise UserError(f"{file}: {problem}; give data=labelled_csv data.label_column=... data.normal=[...]")
 
 
 def file_names(files: Sequence[Path], root: Path, folder: Path) -> FileNames:
-    """Lists what files may be called, most exact first: paths, name, both without suffix, number without zeros before.
+    """Lists what files may be called, most exact first: paths, name, both without suffix, number without leading zeros.
 
     Args:
         files: The files.
@@ -216,15 +216,15 @@ def file_names(files: Sequence[Path], root: Path, folder: Path) -> FileNames:
     """
     names: FileNames = [{} for _ in range(7)]
     for path in files:
-        full, below = path.relative_to(root).as_posix(), path.relative_to(folder)
+        from_root, relative = path.relative_to(root).as_posix(), path.relative_to(folder)
         number = str(int(path.stem)) if path.stem.isdecimal() else path.stem
-        whole = os.path.abspath(path)  # noqa: PTH100, for links stay as they are written
+        absolute = os.path.abspath(path)  # noqa: PTH100, for it keeps links as they are written
         words = (
-            whole,
-            full,
-            below.as_posix(),
+            absolute,
+            from_root,
+            relative.as_posix(),
             path.name,
-            below.with_suffix("").as_posix(),
+            relative.with_suffix("").as_posix(),
             path.stem,
             number,
         )
@@ -234,7 +234,7 @@ def file_names(files: Sequence[Path], root: Path, folder: Path) -> FileNames:
 
 
 def _file(image: str, names: FileNames, table: Path) -> Path | None:
-    """The file that an id names; None for none."""
+    """Returns the file that an id names; None if no file has that name."""
     image = normalize("NFC", image.replace("\\", "/").removeprefix("./"))
     suffix = Path(image).suffix
     stem = image.removesuffix(suffix) if suffix.lower() in (*image_suffixes(), *DICOM_SUFFIXES) else image

@@ -1,4 +1,4 @@
-"""The one way in for masks: which pixels a file marks, and what it becomes at the size that is used."""
+"""Reading of masks: which pixels a file marks, how they are resized, and what may be wrong with a set's masks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from lit_fedad.data.image_files import LeftOut, find_images, images_in
 from lit_fedad.data.pictures import Picture, open_picture, shown_size, warn_once
 from lit_fedad.data.sample import grouped
 
-_SOFT = 16  # grey values from which on a mask is taken for a drawing with soft edges
-_MOST = 0.5  # share of an image, above which a mask may be inverted
+_SOFT_VALUES = 16  # a mask of more grey values than this may have soft edges
+_LARGE_SHARE = 0.5  # of an image: a mask that marks more of it may be inverted
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Marks:
 def read_marks(path: Path, image_path: Path, page: int | None = None) -> Marks:
     """Reads the mask of an image.
 
-    Every value above 0 is anomalous. Where the coding smears edges (JPEG, lossy WebP) it is every value from half of
-    the brightest on, and where values form soft edges from half of the full range.
+    Every value above 0 is anomalous. A lossy coding (JPEG, WebP) smears edges: there, values above half of the
+    brightest one are anomalous. In a mask with soft edges, values of at least half of the full range are.
 
     Args:
         path: The mask, or a folder of masks, whose union counts.
@@ -69,7 +69,7 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
         path: Its file, for messages.
 
     Raises:
-        UserError: It marks by transparency, by colours that look like the background, or by values that are none.
+        UserError: It marks by transparency, by colours that look like the background, or by values of unclear meaning.
     """
     values, coloured = _brightness(mask, path)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -90,7 +90,7 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
         return np.asarray(2 * values.astype(np.int32) > highest)  # colours are less bright than white
     if 0 < lowest < highest:
         raise UserError(f"{path}: no pixel of the mask is 0 (black), which is normal; save it with 0 and 255")
-    if highest >= half and not coloured and _soft(values, full):
+    if highest >= half and not coloured and _has_soft_edges(values, full):
         warn_once(
             f"{path.parent}: has masks with soft edges, or made from JPEG, such as {path.name}; what is at least half"
             " bright counts as anomalous"
@@ -99,16 +99,16 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
     return np.asarray(values > 0)
 
 
-def _soft(values: np.ndarray, full: int) -> bool:
-    """Whether many grey values lie between a mask's black and its white; regions by number are no soft edges."""
+def _has_soft_edges(values: np.ndarray, full: int) -> bool:
+    """Tells whether many grey values lie between a mask's black and white; numbered regions are no soft edges."""
     used = Image.fromarray(values).histogram() if values.dtype == np.uint8 else np.unique(values)
-    if np.count_nonzero(used) <= _SOFT:
+    if np.count_nonzero(used) <= _SOFT_VALUES:
         return False
     return bool(2 * (values >= 0.9 * full).sum() >= (values >= full / 2).sum())
 
 
 def _brightness(mask: Picture, path: Path) -> tuple[np.ndarray, bool]:
-    """The highest colour value of each pixel [H, W], and whether it is the colours of a palette that say it."""
+    """Returns the highest colour value of each pixel [H, W], and whether it comes from a palette with colours."""
     image = mask.image
     if image.mode in ("CMYK", "YCbCr"):  # whose channels are no brightness
         image = image.convert("RGB")
@@ -139,7 +139,7 @@ def _brightness(mask: Picture, path: Path) -> tuple[np.ndarray, bool]:
 
 
 def resized_marks(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes marked pixels: one is marked where any share of it is.
+    """Resizes marked pixels: a new pixel is marked where any share of it is.
 
     Args:
         pixels: bool [H, W].
@@ -157,20 +157,21 @@ def resized_marks(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     spans = [np.flatnonzero(pixels.any(axis)) for axis in (1, 0)]
     if not len(spans[0]):
         return marked
-    # Only the rows and columns that hold marks: most masks mark little.
+    # Only rows and columns with marks are resized, for most masks mark little. Along each axis, running sums tell
+    # whether a new pixel covers a marked one.
     (top, bottom), (left, right) = ((span[0], span[-1] + 1) for span in spans)
     inside = pixels[top:bottom, left:right]
-    places = []
+    new_places = []
     for axis, (start, size) in enumerate(((top, height), (left, width))):
         length = pixels.shape[axis]
         touched = np.arange(start * size // length, -(-(start + inside.shape[axis]) * size // length))
-        places.append(touched)
+        new_places.append(touched)
         first = np.clip(touched * length // size - start, 0, inside.shape[axis])
         end = np.clip(-(-(touched + 1) * length // size) - start, 0, inside.shape[axis])
         sums = np.cumsum(inside, axis=axis, dtype=np.int32)
         sums = np.concatenate([np.zeros_like(sums.take([0], axis)), sums], axis)
         inside = sums.take(end, axis) > sums.take(first, axis)
-    marked[np.ix_(*places)] = inside
+    marked[np.ix_(*new_places)] = inside
     return marked
 
 
@@ -181,9 +182,9 @@ class MaskFacts(NamedTuple):
         share: Share of its image that it marks.
         inverted: Whether it marks most of its image, and all corners: it may be inverted.
         unsure: As in `Marks`.
-        kept: Marked pixels at the size that is used.
-        regions: Connected regions that it marks, where the image is made smaller; else 0.
-        small: Those of them that are smaller than one pixel of the size that is used.
+        kept: Number of marked pixels at the size of the transform.
+        regions: Number of connected regions that it marks, where the image is made smaller; else 0.
+        small: Number of those regions that are smaller than one pixel of the transform's size.
     """
 
     share: float
@@ -195,19 +196,19 @@ class MaskFacts(NamedTuple):
 
 
 def measure(marks: Marks, kept: int, pixels: int) -> MaskFacts:
-    """Counts what a mask says.
+    """Computes the facts of a mask.
 
     Args:
         marks: What it marks in its file.
-        kept: Marked pixels at the size that is used.
-        pixels: Number of pixels at that size.
+        kept: Number of marked pixels at the size of the transform.
+        pixels: Number of all pixels at that size.
     """
     share = float(marks.pixels.mean())
     corners = marks.pixels[[0, 0, -1, -1], [0, -1, 0, -1]]
-    whole = marks.pixels.size / pixels  # the file's pixels in one that is used
-    areas = _areas(marks.pixels) if share and whole > 1 else np.empty(0)
-    inverted = share > _MOST and bool(corners.all())
-    return MaskFacts(share, inverted, marks.unsure, kept, len(areas), int((areas < whole).sum()))
+    area_ratio = marks.pixels.size / pixels  # pixels of the file in one pixel of the transform
+    areas = _areas(marks.pixels) if share and area_ratio > 1 else np.empty(0)
+    inverted = share > _LARGE_SHARE and bool(corners.all())
+    return MaskFacts(share, inverted, marks.unsure, kept, len(areas), int((areas < area_ratio).sum()))
 
 
 def mask_lines(masks: Mapping[Path, MaskFacts], shape: tuple[int, int]) -> list[str]:
@@ -215,7 +216,7 @@ def mask_lines(masks: Mapping[Path, MaskFacts], shape: tuple[int, int]) -> list[
 
     Args:
         masks: Facts of the mask of each anomalous image, by its file or folder.
-        shape: Height and width that are used.
+        shape: Height and width of the transform in pixels.
 
     Raises:
         UserError: No mask marks anything, or each marks everything.
@@ -264,7 +265,7 @@ def mask_lines(masks: Mapping[Path, MaskFacts], shape: tuple[int, int]) -> list[
 
 
 def _areas(pixels: np.ndarray) -> np.ndarray:
-    """Areas of the connected regions in pixels, int64."""
+    """Computes the areas of the connected regions in pixels, int64."""
     rows, columns = (np.flatnonzero(pixels.any(axis)) for axis in (1, 0))
     inside = pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     labels, _ = ndimage.label(inside, np.ones((3, 3)))
@@ -279,7 +280,7 @@ def find_masks(
     Args:
         folder: Folder of the masks.
         images: The images.
-        left_out: Takes masks that belong to no image.
+        left_out: Collects masks that belong to no image.
         root: Folder that images are relative to: masks of nested images lie in folders of the same names; None where
             all lie in one folder.
 

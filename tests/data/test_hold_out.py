@@ -134,6 +134,6 @@ def test_groups_that_are_none_are_refused(group, said, share):
 
 
 def test_an_expression_that_is_searched_for_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr("lit_fedad.data.hold_out._LONGEST_S", 0.1)
+    monkeypatch.setattr("lit_fedad.data.hold_out._MAX_SECONDS", 0.1)
     with pytest.raises(UserError, match="is still searched for after"):
         hold_out(Partition((tuple(range(3)),)), images(3), 0.5, 0, r"([\w/.]+)+ ")

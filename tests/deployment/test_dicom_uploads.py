@@ -73,7 +73,7 @@ def test_a_file_that_was_cut_off_is_no_image(tmp_path):
 def test_words_beside_the_pixels_are_bounded(tmp_path, monkeypatch):
     """Each is read by itself: twenty megabytes of empty ones took 19 seconds."""
     content = write(tmp_path / "a.dcm")
-    monkeypatch.setattr(dicom, "_MOST_WORDS", len(content))
+    monkeypatch.setattr(dicom, "_MAX_HEADER", len(content))
     read_upload(content, 48)
     empty = b"\xe1\x7f\x01\x10LO\x00\x00" * 12
     read_upload(content + empty, 48)
@@ -88,7 +88,7 @@ def test_words_in_the_place_of_pixels_are_not_read(tmp_path, monkeypatch):
     """As many bytes as the pixels that the file claims."""
     content = write(tmp_path / "a.dcm")
     place = content.index(b"\xe0\x7f\x10\x00")
-    monkeypatch.setattr(dicom, "_MOST_WORDS", place + 8)
+    monkeypatch.setattr(dicom, "_MAX_HEADER", place + 8)
     with pytest.raises(RefusedError, match="holds no pixels behind its words"):
         read_upload(content[:place] + b"\x29\x00\x01\x10LO\x00\x00" * 12, 48)
 
