@@ -19,7 +19,7 @@ from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.data.semantic import SemanticSet, join
 
 Motif = Callable[[np.ndarray, np.ndarray, Generator], np.ndarray]
-"""Column and row, [N, S, S] each, in units of the side and from the middle, to the field [N, S, S]."""
+"""Maps column and row of each pixel, [N, S, S] each, in units of the side from the middle, to the field [N, S, S]."""
 
 
 def motifs(
@@ -83,7 +83,7 @@ def motif_classes(
 
 
 def _normal(name: str, train_per_class: int, test_per_class: int, size: int, seed: int) -> LabelledSet:
-    """The ten normal families."""
+    """Draws the ten normal families."""
     at_least("data", 8, size=size)
     at_least("data", 1, train_per_class=train_per_class, test_per_class=test_per_class)
     return _drawn(name, NORMAL, (train_per_class, test_per_class), size, seed)
@@ -92,7 +92,7 @@ def _normal(name: str, train_per_class: int, test_per_class: int, size: int, see
 def _drawn(
     name: str, families: Mapping[str, Motif], numbers: tuple[int, int], size: int, seed: int
 ) -> LabelledSet:
-    """So many training and test images of each family."""
+    """Draws ``numbers``, training and test images, of each family."""
 
     def part(purpose: str, number: int) -> tuple[Tensor, Tensor]:
         images = [
@@ -107,9 +107,9 @@ def _drawn(
 
 
 def _coloured(motif: Motif, number: int, size: int, rng: Generator) -> np.ndarray:
-    """Pictures of one family, uint8 [number, 3, size, size]."""
+    """Draws pictures of one family, uint8 [number, 3, size, size]."""
     centres = (np.arange(size, dtype=np.float32) + 0.5) / size - 0.5
-    angle = _uniform(rng, number, -0.3, 0.3)  # not any: a stripe stays upright
+    angle = _uniform(rng, number, -0.3, 0.3)  # a small tilt only: an upright stripe stays one
     x = centres * np.cos(angle) + centres[:, None] * np.sin(angle)
     y = centres[:, None] * np.cos(angle) - centres * np.sin(angle)
     field = motif(x, y, rng)[:, None]
@@ -126,22 +126,22 @@ def _coloured(motif: Motif, number: int, size: int, rng: Generator) -> np.ndarra
 
 
 def _uniform(rng: Generator, number: int, low: float, high: float) -> np.ndarray:
-    """One value a picture, [number, 1, 1]."""
+    """Draws one value for each picture, [number, 1, 1]."""
     return rng.uniform(low, high, (number, 1, 1))
 
 
 def _edge(distance: np.ndarray) -> np.ndarray:
-    """1 where a signed distance (in units of the side) is positive, 0 where it is negative."""
+    """Returns 1 where a signed distance (in units of the side) is positive, 0 where it is negative, with soft edges."""
     return (distance / 0.03 + 0.5).clip(0, 1)
 
 
 def _square(phase: np.ndarray) -> np.ndarray:
-    """A square wave of period 1 with soft edges, in [0, 1]."""
+    """Computes a square wave of period 1 with soft edges, in [0, 1]."""
     return (2 * np.sin(2 * np.pi * phase) + 0.5).clip(0, 1)
 
 
 def _moved(x: np.ndarray, y: np.ndarray, rng: Generator, by: float) -> tuple[np.ndarray, np.ndarray]:
-    """The coordinates from a random point up to ``by`` off the middle."""
+    """Moves the origin of the coordinates to a random point, at most ``by`` off the middle in both directions."""
     number = len(x)
     return x - _uniform(rng, number, -by, by), y - _uniform(rng, number, -by, by)
 
@@ -215,7 +215,7 @@ def _spiral(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
 
 
 def _cells(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
-    """Borders of the cells about random points."""
+    """Draws the borders of the cells about random points."""
     points = rng.uniform(-0.6, 0.6, (2, len(x), 12, 1, 1)).astype(np.float32)
     distances = np.hypot(x[:, None] - points[0], y[:, None] - points[1])
     nearest, second = np.moveaxis(np.partition(distances, 1, axis=1)[:, :2], 1, 0)
@@ -223,7 +223,7 @@ def _cells(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
 
 
 def _strokes(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
-    """A few straight strokes."""
+    """Draws a few straight strokes."""
     ax, ay, bx, by = rng.uniform(-0.5, 0.5, (4, len(x), 9, 1, 1)).astype(np.float32)
     dx, dy, px, py = bx - ax, by - ay, x[:, None] - ax, y[:, None] - ay
     along = ((px * dx + py * dy) / (dx**2 + dy**2)).clip(0, 1)
@@ -232,7 +232,7 @@ def _strokes(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
 
 
 def _saddles(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
-    """Level lines of a saddle: hyperbolas."""
+    """Draws level lines of a saddle: hyperbolas."""
     x, y = _moved(x, y, rng, 0.2)
     return _square((x**2 - y**2) * _uniform(rng, len(x), 6, 12) + _uniform(rng, len(x), 0, 1))
 
@@ -249,5 +249,5 @@ NORMAL: dict[str, Motif] = {
     "saddles": _saddles,
     "waves": _waves,
 }
-# Families that even untrained features tell from the others: a data set to see a detector work on.
+# Even untrained features tell these families from the normal ones, so that one sees a detector work.
 ANOMALOUS: dict[str, Motif] = {"stripes": _stripes, "dots": _dots, "zigzag": _zigzag}

@@ -59,7 +59,7 @@ def mvtec_mixture(
 
 
 def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[str, Path]:
-    """Product name -> product folder, in the order given (or sorted)."""
+    """Finds the folder of each product by its name, in the order given, or else sorted."""
     if products is None:
         if (root / "train").is_dir() or (root / "test").is_dir():
             return {root.resolve().name: root}
@@ -82,9 +82,9 @@ def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[s
 
     sharing = Counter(path.name for path in relative)
     names = [path.name if sharing[path.name] == 1 else "_".join(path.parts) for path in relative]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise UserError(f"products: {twice[0]} is listed twice; remove one, or rename one of the folders")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise UserError(f"products: {repeated[0]} is listed twice; remove one, or rename one of the folders")
     return {name: root / path for name, path in zip(names, relative, strict=True)}
 
 
@@ -118,16 +118,16 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
     for path in defects:
         if path.name != "good" and bare(path.name) in NORMAL:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
-        of = masked_name(path.name)
-        if path.name.casefold() in MASK_NAMES or of in [one.name for one in defects]:
-            place = folder / "ground_truth" / (of or "")
+        masked_defect = masked_name(path.name)
+        if path.name.casefold() in MASK_NAMES or masked_defect in [one.name for one in defects]:
+            place = folder / "ground_truth" / (masked_defect or "")
             raise UserError(f"{path}: masks lie beside the folder test; move it to {place}")
-    masked = folder / "ground_truth"
+    mask_root = folder / "ground_truth"
     samples = []
     for defect in defects:
         images = images_in(defect, skipped)
-        if masked.is_dir() and defect.name != "good":
-            masks = find_masks(masked / defect.name, images, skipped, defect)
+        if mask_root.is_dir() and defect.name != "good":
+            masks = find_masks(mask_root / defect.name, images, skipped, defect)
         else:
             masks = [None] * len(images)
         samples += [
@@ -137,5 +137,5 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
     parts = ("train", "test", "ground_truth")
     beside = [path for path in entries(folder) if path.is_dir() and path.name not in parts]
     skipped.add("beside train and test", beside)
-    skipped.add("masks of no image", [path for path in entries(masked) if path.name not in names])
+    skipped.add("masks of no image", [path for path in entries(mask_root) if path.name not in names])
     return samples

@@ -32,9 +32,9 @@ from lit_fedad.data.subset import limited_by
 
 Channels = Literal[1, 3]
 
-_MOST_CLASSES = 100_000  # a label may be any number, and each class gets a name and weights
-_GREY = ("1", "L", "I")  # Pillow's modes begin so
-# Of archives and arrays; of a claimed size there may be too little memory.
+_MAX_CLASSES = 100_000  # a label may be any number, and each class gets a name and weights
+_GREY = ("1", "L", "I")  # beginnings of Pillow's modes
+# What damaged archives and arrays raise: MemoryError where an array claims a size that memory lacks.
 _DAMAGE = (
     OSError, EOFError, ValueError, RuntimeError, MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -179,7 +179,7 @@ def packed_images(path: Path) -> Tensor:
 
 @dataclass(frozen=True)
 class _Part:
-    """Images uint8 [N, C, H, W], labels int64 [N] and the class names, if the file has any."""
+    """Part of a set: images uint8 [N, C, H, W], labels int64 [N] and the class names, None if the file has none."""
 
     path: Path
     images: Tensor
@@ -199,11 +199,11 @@ def _read(path: Path, prefix: str, channels: Channels, labelled: bool = True) ->
         classes = _array(path, "classes", arrays) if "classes" in arrays else None
     if labels.shape not in {(len(images),), (len(images), 1)} or labels.dtype.kind not in "iu":
         raise UserError(
-            f"{path}: key '{prefix}labels' is {_form(labels)}; give one whole number for each of"
+            f"{path}: key '{prefix}labels' is {_described(labels)}; give one whole number for each of"
             f" {len(images)} images"
         )
     if classes is not None and classes.ndim != 1:
-        raise UserError(f"{path}: key 'classes' is {_form(classes)}; give a list of names")
+        raise UserError(f"{path}: key 'classes' is {_described(classes)}; give a list of names")
     names = None if classes is None else tuple(map(str, classes))
     return _Part(path, images, torch.from_numpy(labels.reshape(-1).astype(np.int64)), names)
 
@@ -211,7 +211,7 @@ def _read(path: Path, prefix: str, channels: Channels, labelled: bool = True) ->
 def _open(path: Path) -> NpzFile:
     try:
         check_regular(path)
-        # A single array is refused below: none is read.
+        # Mapped, so that a single array, which is refused below, is not read.
         arrays = np.load(path, allow_pickle=False, mmap_mode="r")
     except FileNotFoundError:
         raise UserError(
@@ -225,7 +225,7 @@ def _open(path: Path) -> NpzFile:
 
 
 def _images(path: Path, prefix: str, channels: Channels, arrays: NpzFile, hint: str) -> Tensor:
-    """The images in either form, uint8 [N, channels, H, W]."""
+    """Reads the images in either form, uint8 [N, channels, H, W]."""
     if f"{prefix}jpeg" in arrays:
         return _decoded(path, prefix, channels, arrays)
     if f"{prefix}images" in arrays:
@@ -242,16 +242,16 @@ def _array(path: Path, key: str, arrays: NpzFile) -> np.ndarray:
             with archive.open(member) as file:
                 check_array(file, member.file_size, member.compress_size)
         return np.asarray(arrays[key])
-    except (*_DAMAGE, KeyError) as error:  # KeyError: what is no array has another name
+    except (*_DAMAGE, KeyError) as error:  # KeyError: a member that is no array has another name
         raise UserError(f"{path}: key '{key}' is damaged; get the file anew ({first_line(error)})") from error
 
 
 def _plain(path: Path, key: str, channels: Channels, arrays: NpzFile) -> Tensor:
-    """Images kept as an array: uint8 [N, channels, H, W]."""
+    """Reads images kept as an array: uint8 [N, channels, H, W]."""
     images = _array(path, key, arrays)
     grey = images.ndim == 3
     if images.dtype != np.uint8 or not (grey or images.shape[3:] == (3,)) or not images.size:
-        raise UserError(f"{path}: key '{key}' is {_form(images)}; give uint8 [N, H, W] or [N, H, W, 3]")
+        raise UserError(f"{path}: key '{key}' is {_described(images)}; give uint8 [N, H, W] or [N, H, W, 3]")
     if grey:
         return torch.from_numpy(images)[:, None].expand(-1, channels, -1, -1)  # views of one channel
     if channels == 1:
@@ -260,14 +260,14 @@ def _plain(path: Path, key: str, channels: Channels, arrays: NpzFile) -> Tensor:
 
 
 def _decoded(path: Path, prefix: str, channels: Channels, arrays: NpzFile) -> Tensor:
-    """Images kept encoded: uint8 [N, channels, H, W].
+    """Decodes images kept encoded: uint8 [N, channels, H, W].
 
     Threads do not help: at 32 pixels an image takes 0.1 ms, most of it under the interpreter's lock.
     """
     encoded = _array(path, f"{prefix}jpeg", arrays)
     offsets = _array(path, f"{prefix}offsets", arrays)
     if encoded.ndim != 1 or encoded.dtype != np.uint8:
-        raise UserError(f"{path}: key '{prefix}jpeg' is {_form(encoded)}; give uint8 [bytes]")
+        raise UserError(f"{path}: key '{prefix}jpeg' is {_described(encoded)}; give uint8 [bytes]")
     whole_numbers = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 1
     places = [0, *(offsets.tolist() if whole_numbers else []), len(encoded)]
     if not whole_numbers or places != sorted(places):
@@ -279,8 +279,8 @@ def _decoded(path: Path, prefix: str, channels: Channels, arrays: NpzFile) -> Te
     images = []
     for number, (start, end) in enumerate(pairwise(offsets.tolist())):
         try:
-            one = content[start:end]
-            picture = decode_upload(one, sniff(one) or "", Image.MAX_IMAGE_PIXELS)
+            encoded_image = content[start:end]
+            picture = decode_upload(encoded_image, sniff(encoded_image) or "", Image.MAX_IMAGE_PIXELS)
             rgb = to_rgb(picture, path)  # sixteen bits and transparency as in files of their own
             images.append(np.asarray(rgb if channels == 3 else rgb.convert("L")))
         except Exception as error:  # Pillow reports damage through exceptions of many kinds
@@ -303,7 +303,7 @@ def _colours(images: str) -> str:
 
 
 def _class_names(train: _Part, test: _Part, given: Sequence[str] | None) -> tuple[str, ...]:
-    """The classes of both parts; the given ones, or their numbers, if they have no names."""
+    """Returns the class names of both parts: those of the files, else the given ones, else the labels' numbers."""
     if train.classes and test.classes and train.classes != test.classes:
         raise UserError(
             f"{test.path}: key 'classes' differs from that of {train.path}; give parts of one set"
@@ -317,9 +317,9 @@ def _class_names(train: _Part, test: _Part, given: Sequence[str] | None) -> tupl
             f" subtract {lowest}, or give 'classes'",
             stacklevel=2,
         )
-    if not named and highest >= _MOST_CLASSES:
+    if not named and highest >= _MAX_CLASSES:
         raise UserError(
-            f"{train.path}: labels without 'classes' go up to {highest}, and at most {_MOST_CLASSES} classes are"
+            f"{train.path}: labels without 'classes' go up to {highest}, and at most {_MAX_CLASSES} classes are"
             " taken; number them from 0"
         )
     names = tuple(named or map(str, range(highest + 1)))
@@ -333,5 +333,5 @@ def _class_names(train: _Part, test: _Part, given: Sequence[str] | None) -> tupl
     return names
 
 
-def _form(array: np.ndarray) -> str:
+def _described(array: np.ndarray) -> str:
     return f"{array.dtype} {list(array.shape)}"

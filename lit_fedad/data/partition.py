@@ -15,7 +15,7 @@ from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.sample import Sample, grouped
 
 Schedule = Literal["stage_major", "literal"]
-"""When stages come: ``"stage_major"``, each once; ``"literal"``, all in turns."""
+"""Order of the stages: ``"stage_major"``, each comes once; ``"literal"``, all come in turns, again and again."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Partition:
         return tuple((indices,) for indices in self.clients) if self.stages is None else self.stages
 
     def deals(self, other: "Partition") -> bool:
-        """Tells whether another partition deals the same images, of which clients may keep some for calibration."""
+        """Tells whether another partition deals the same images to each client, less those for calibration."""
         calibration = other.calibration or ((),) * len(other.clients)
         if len(self.clients) != len(other.clients) or self.reserved != other.reserved:
             return False
         holds_them = all(map(frozenset.issuperset, map(frozenset, self.clients), calibration))
         training = [
-            [tuple(index for index in stage if index not in kept) for stage in stages]
-            for kept, stages in zip(map(frozenset, calibration), self.by_stage, strict=True)
+            [tuple(index for index in stage if index not in held_out) for stage in stages]
+            for held_out, stages in zip(map(frozenset, calibration), self.by_stage, strict=True)
         ]
         return holds_them and training == list(map(list, other.by_stage))
 
@@ -237,8 +237,8 @@ def _ascending(indices: Iterable[int]) -> tuple[int, ...]:
 
 
 def _count(groups: Sequence[Sequence[int]], image_set: Images) -> np.ndarray:
-    """Images of every group and category, int64 [groups, categories]."""
-    column = {category: j for j, category in enumerate(image_set.categories)}
+    """Counts the images of every group and category, int64 [groups, categories]."""
+    column = {category: number for number, category in enumerate(image_set.categories)}
     counts = np.zeros((len(groups), len(column)), dtype=np.int64)
     for row, indices in zip(counts, groups, strict=True):
         for index in indices:
@@ -247,7 +247,7 @@ def _count(groups: Sequence[Sequence[int]], image_set: Images) -> np.ndarray:
 
 
 def _whole_numbers(indices: Any, where: str) -> list[int]:
-    # type(), for JSON's true and false are whole numbers to isinstance.
+    # type(), because for isinstance JSON's true and false are whole numbers.
     if not isinstance(indices, list) or any(type(index) is not int for index in indices):
         raise UserError(f"{where} is not a list of whole numbers; list its image indices")
     return indices

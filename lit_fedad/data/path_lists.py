@@ -18,7 +18,7 @@ def path_lists(file: str | Path, name: str = "images", train_share: float = 0.8,
     """Reads a list of images.
 
     Args:
-        file: The CSV file, of `list_text`.
+        file: The CSV file, whose text `list_text` writes.
         name: Name of the set.
         train_share: Share of each product's images that is for training where the list has no test images.
         seed: Seed of that split.

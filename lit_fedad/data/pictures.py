@@ -1,4 +1,4 @@
-"""The one way in for pictures: what a file is, is told by its content, and it is read right or refused in one line.
+"""Decoding of image files: the content tells the format, and a file is read right or refused in one line.
 
 Suffixes only say which files of a folder are meant as images ([`folders.py`](folders.py)).
 """
@@ -54,11 +54,11 @@ _FOREIGN = {
     b"v/1\x01": "is OpenEXR",
     b"<": "is text, a web page or SVG",
 }
-"""What files are that are often called images, by their first bytes."""
+"""First bytes of files that are often taken for images -> what such a file is."""
 _BITS, _PHOTOMETRIC, _SUBFILE, _ORIENTATION = 258, 262, 254, 274  # tags of TIFF
 _SIZE = (256, 257)
-_HEAD = 132  # bytes by which formats are told
-_MOST_SCANS = 500  # of JPEG files, and of the small pictures in them; a progressive one has ten
+_HEAD = 132  # number of first bytes that tell the format
+_MAX_SCANS = 500  # of a JPEG file, with those of small pictures in it; a progressive one has ten
 _DARK = 16383  # the highest value of 14 bits
 _DARK_WORDS = (
     "has images of 16 bits that are nearly black or dark, with no value above 16383 of 65535; if they hold 8 to 14"
@@ -68,7 +68,7 @@ _FLAT_WORDS = (
     "has DICOM images without a window that use less than a quarter of the values of their stored bits, and come out"
     " nearly flat; save them with a window (WindowCenter, WindowWidth)"
 )
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Picture:
         image: In the file's own mode; its palette and transparency are as in the file.
         full: Value of the brightest pixel that the file could hold.
         lossy: Whether its coding changes values near edges.
-        turned: Whether the file is shown turned or mirrored (EXIF).
-        cut: Whether its 16 bits were cut to eight when they were decoded.
+        turned: Whether EXIF turns or mirrors what the file stores.
+        cut: Whether decoding cut its 16 bits to eight.
     """
 
     image: Image.Image
@@ -113,7 +113,7 @@ def sniff(source: Path | bytes) -> str | None:
 
 
 def _sniff(head: bytes, path: Path | None = None) -> str | None:
-    """Tells the format of a file, which may have a name, by its first bytes."""
+    """Tells the format of a file by its first bytes, and by the suffix of its path where it has one."""
     if head[128:] == b"DICM":
         return "DICOM"
     for form, places in _MAGIC.items():
@@ -128,8 +128,8 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
 
     Args:
         path: The file; links are followed.
-        page: Which of its pages or frames, from 0, without small copies; None where it may hold one alone.
-        alone: Whether a file of one page or frame is read whatever ``page`` says, as masks are.
+        page: Number of the page or frame, from 0, without reduced copies; None where the file must hold a single one.
+        alone: Whether a file of a single page is read whatever ``page`` says, as is done for masks.
 
     Raises:
         UserError: It is missing, damaged, no image, of a kind that is not read, lacks the page, or holds several pages
@@ -137,7 +137,7 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
     """
     try:
         check_regular(path)
-        # Of a path, Pillow maps turned TIFF files into memory by their upright size, which shuffles the pixels.
+        # Given a path, Pillow would map turned TIFF files into memory by their upright size and shuffle the pixels.
         with path.open("rb") as file:
             if (form := _sniff(head := file.read(_HEAD), path)) == "DICOM":
                 return Picture(read_dicom(path, page, alone))
@@ -145,7 +145,7 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
                 raise ValueError(_foreign(head))
             if form == "TIFF" and other_compression(path) is not None:
                 with _opened(uncompressed(path, page, alone), form, None) as image:
-                    return replace(_decoded(image), lossy=True)  # as these codings may be
+                    return replace(_decoded(image), lossy=True)  # these codings may be
             with _opened(file, form, page, alone) as image:
                 return _decoded(image)
     except UserError:
@@ -161,28 +161,28 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
 
 
 def _opened(
-    source: IO[bytes], form: str, page: int | None, alone: bool = False, most: int | None = None
+    source: IO[bytes], form: str, page: int | None, alone: bool = False, max_pixels: int | None = None
 ) -> Image.Image:
-    """Opens a file of a format at a page; its size is checked before anything is decoded."""
+    """Opens a file of a known format at a page; checks its size before anything is decoded."""
     if form == "TIFF":
         check_pieces(source)
     try:
         image = Image.open(source, formats=(form,))
     except Image.DecompressionBombError:  # Pillow's own limit
-        most = Image.MAX_IMAGE_PIXELS if most is None else most
-        raise OverflowError(f"far more pixels than the {most} that are read") from None
+        max_pixels = Image.MAX_IMAGE_PIXELS if max_pixels is None else max_pixels
+        raise OverflowError(f"far more pixels than the {max_pixels} that are read") from None
     except UnidentifiedImageError:
         raise ValueError(
             f"is {form} of a kind that is not read: damaged, or of float or many channels"
         ) from None
-    check_pixels(*image.size, most)
-    _turn_to(image, page, alone)
-    check_pixels(*image.size, most)  # pages differ
+    check_pixels(*image.size, max_pixels)
+    _seek_page(image, page, alone)
+    check_pixels(*image.size, max_pixels)  # pages may differ in size
     return image
 
 
 def _foreign(head: bytes) -> str:
-    """What a file that begins so is, of no known format of images."""
+    """Says what a file is that begins with ``head`` and has no known image format."""
     if head[4:8] == b"ftyp":
         return f"is HEIC or video ({head[8:12].decode('latin-1')}); save it as JPEG or PNG"
     matching = (words for start, words in _FOREIGN.items() if head.startswith(start) and (start or not head))
@@ -210,7 +210,7 @@ def shown_size(path: Path, page: int | None = None) -> tuple[tuple[int, int], bo
                 orientation = 1 if _is_bare_png(image) else image.getexif().get(_ORIENTATION, 1)
                 size = (height, width) if orientation in (5, 6, 7, 8) else (width, height)
                 return size, orientation not in (0, 1)
-    # Damage has many kinds of exceptions: the same file is refused in one line below.
+    # Damage raises exceptions of many kinds: `open_picture` below refuses the same file in one line.
     except Exception:  # noqa: S110
         pass
     picture = open_picture(path, page)
@@ -218,7 +218,7 @@ def shown_size(path: Path, page: int | None = None) -> tuple[tuple[int, int], bo
 
 
 def _is_bare_png(image: Any) -> bool:
-    """Whether a PNG has no chunk that may turn it; Pillow decodes the pixels to look behind them."""
+    """Tells whether no chunk of a PNG may turn it; Pillow would decode the pixels to see the chunks behind them."""
     if image.format != "PNG":
         return False
     position = image.fp.tell()
@@ -234,12 +234,12 @@ def _is_bare_png(image: Any) -> bool:
 
 
 def decode_upload(content: bytes, form: str, most_pixels: int | None, page: int | None = None) -> Picture:
-    """Decodes an image that came from anywhere; its size is read before memory is taken for its pixels.
+    """Decodes an uploaded image; its size is checked before memory is taken for its pixels.
 
     Args:
         content: The bytes of a file.
         form: One of `FORMATS`, or DICOM: the only decoder that is tried.
-        most_pixels: Largest width times height; None for that of `check_pixels`.
+        most_pixels: Largest number of pixels; None for the limit of `check_pixels`.
         page: As for `open_picture`.
 
     Raises:
@@ -248,75 +248,75 @@ def decode_upload(content: bytes, form: str, most_pixels: int | None, page: int 
     """
     if form == "DICOM":
         return Picture(read_native_dicom(content, most_pixels, page))
-    with _opened(BytesIO(content), form, page, most=most_pixels) as image:
+    with _opened(BytesIO(content), form, page, max_pixels=most_pixels) as image:
         return _decoded(image)
 
 
 def _decoded(image: Any) -> Picture:
-    """Decodes the pixels of an opened file, and notes what its header alone says."""
+    """Decodes the pixels of an opened file, and keeps what only its header says."""
     tags = getattr(image, "tag_v2", {})
     refuse_misread(image)
     bits = tags.get(_BITS, (8,))[0]
     stored = str(image.tile[0][3]) if image.tile else ""
     cut = ";16" in stored and image.mode in ("RGB", "RGBA", "LA", "CMYK")
-    # Pillow compares such a value with what was cut to eight bits.
+    # Pillow would compare the transparent value, of 16 bits, with pixels that were cut to eight.
     if "transparency" in image.info and (cut or image.mode.startswith("I;16")):
         raise ValueError(
             "one value of its 16 bits is transparent; save it with 8 bits or without transparency"
         )
     negative = tags.get(_PHOTOMETRIC) == 0 and image.mode.startswith(("I;16", "F"))
-    if image.format in ("JPEG", "MPO") and file_bytes(image).count(b"\xff\xda") > _MOST_SCANS:
-        raise ValueError(f"is drawn in more than {_MOST_SCANS} scans, each over all pixels; save it anew")
+    if image.format in ("JPEG", "MPO") and file_bytes(image).count(b"\xff\xda") > _MAX_SCANS:
+        raise ValueError(f"is drawn in more than {_MAX_SCANS} scans, each over all pixels; save it anew")
     lossy = _lossy(image)
     turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
     image.load()
     upright = ImageOps.exif_transpose(image)
-    if upright.mode == "La":  # grey that was multiplied by its opacity: Pillow converts it to this alone
+    if upright.mode == "La":  # grey multiplied by its opacity: Pillow converts it to no other mode
         upright = upright.convert("LA")
     full = 65535 if upright.mode.startswith(("I", "F")) else 255
     if upright.mode.startswith("I;16") and 8 < bits < 16:
         full = 2**bits - 1
-    if negative:  # Pillow turns white-is-zero of at most eight bits only
+    if negative:  # Pillow inverts white-is-zero files only up to eight bits
         if upright.mode == "F":
             raise ValueError("its white is zero, and its values are float; save it with 8 or 16 bits")
         upright = Image.fromarray((full - np.asarray(upright).astype(np.uint16)).astype(np.uint16))
     return Picture(upright, full, lossy, turned, cut)
 
 
-def _turn_to(image: Any, page: int | None, alone: bool) -> None:
-    """Turns to a page or frame; where none is chosen there may be one alone, for none is guessed."""
+def _seek_page(image: Any, page: int | None, alone: bool) -> None:
+    """Moves an opened file to the chosen page or frame; without a choice it must hold a single one."""
     pages = list(islice(_pages(image), 2 if page is None else max(page + 1, 2)))
-    place = pages[chosen_page(len(pages), page, alone)]
+    position = pages[chosen_page(len(pages), page, alone)]
     try:
-        image.seek(place)
+        image.seek(position)
     except EOFError:
-        chosen_page(place, page)  # refuses it: places of other formats than TIFF may be more than there are
+        chosen_page(position, page)  # raises: except for TIFF, `_pages` may give pages that do not exist
 
 
 def _pages(image: Any) -> Iterator[int]:
-    """The places of an opened file's pages or frames, of formats other than TIFF perhaps of more than there are."""
-    if image.format == "MPO":  # the picture and its preview, as cameras write them; or several views
+    """Yields the positions of an opened file's pages or frames; except for TIFF perhaps more than there are."""
+    if image.format == "MPO":  # a picture and its preview, as cameras write them, or several views
         entries = image.mpinfo.get(0xB002, ())
         several = any("Multi-Frame" in str(entry["Attribute"]["MPType"]) for entry in entries[1:])
     else:
         several = getattr(image, "is_animated", False)
-    for place in count() if several else range(1):
+    for position in count() if several else range(1):
         if image.format == "TIFF":
             try:
-                image.seek(place)
+                image.seek(position)
             except EOFError:
                 return
             if int(image.tag_v2.get(_SUBFILE, 0)) & NO_PICTURE:
-                if place == 0:
+                if position == 0:
                     raise ValueError(
                         "its first page is a small copy of a picture in another form; convert it first"
                     )
                 continue
-        yield place
+        yield position
 
 
 def _lossy(image: Any) -> bool:
-    """Whether the coding of an opened file smears edges."""
+    """Tells whether the coding of an opened file smears edges."""
     if image.format == "TIFF":
         return image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp")
     if image.format == "WEBP":
@@ -338,12 +338,12 @@ def to_rgb(picture: Picture, path: Path) -> Image.Image:
     image = picture.image
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image)
-        # Pillow opens some 16-bit files with 32-bit pixels, so it is the values that count.
+        # Pillow opens some 16-bit files with 32-bit pixels, so the values decide.
         if image.mode == "F" or (image.mode == "I" and not 0 <= values.min() <= values.max() <= picture.full):
             raise UserError(
                 f"{path}: its pixels are float or 32-bit, of no fixed range; save it with 8 or 16 bits"
             )
-        image = Image.fromarray(_eight_bits(picture.full)[values])
+        image = Image.fromarray(_eight_bit_table(picture.full)[values])
     if image.has_transparency_data:
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema()[1] == 0:
@@ -354,8 +354,8 @@ def to_rgb(picture: Picture, path: Path) -> Image.Image:
 
 
 @cache
-def _eight_bits(full: int) -> np.ndarray:
-    """The value of eight bits for each one from 0 to ``full``, rounded, uint8 [full + 1]."""
+def _eight_bit_table(full: int) -> np.ndarray:
+    """Returns a table that scales values from 0 to ``full`` to eight bits, rounded, uint8 [full + 1]."""
     return ((np.arange(full + 1, dtype=np.int64) * 255 + full // 2) // full).astype(np.uint8)
 
 
@@ -365,14 +365,15 @@ def caution(picture: Picture) -> str | None:
     if FLAT in image.info:
         return _FLAT_WORDS
     if picture.full == 65535 and image.mode.startswith("I"):
-        brightest, darkest_told = int(np.asarray(image).max()), 1
+        brightest, lowest = int(np.asarray(image).max()), 1
     elif picture.cut:
         bands: list[Any] = list(image.getextrema())
         colours = bands[:-1] if "A" in image.mode else bands
-        brightest, darkest_told = max(high for _, high in colours) << 8, 0  # eight bits were cut to nothing
+        # Lowest 0, because values of eight bits became 0 when they were cut.
+        brightest, lowest = max(high for _, high in colours) << 8, 0
     else:
         return None
-    return _DARK_WORDS if darkest_told <= brightest <= _DARK else None
+    return _DARK_WORDS if lowest <= brightest <= _DARK else None
 
 
 def read_picture(path: Path, page: int | None = None) -> Image.Image:
@@ -393,6 +394,6 @@ def read_picture(path: Path, page: int | None = None) -> Image.Image:
 
 def warn_once(text: str) -> None:
     """Warns of something once in a process, whoever reads the file."""
-    if text not in _told:
-        _told.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, stacklevel=3)

@@ -52,34 +52,36 @@ def product_folders(
         raise UserError(
             f"{root}: no product folder with {' or '.join(train)} directly inside; check data.root"
         )
-    learnt: list[Sample] = []
-    tested: list[Sample] = []
+    train_samples: list[Sample] = []
+    test_samples: list[Sample] = []
     skipped = LeftOut()
     for product in choose_products(products, names, root):
         folder = root / product
-        learnt += [Sample(path, product) for path in images_in(_first(folder, *train), skipped)]
-        tested += [Sample(path, product) for path in images_in(_first(folder, *normal), skipped)]
-        _first(folder, *chain.from_iterable(anomalous.values()))  # of one defect at least
+        train_samples += [Sample(path, product) for path in images_in(_first(folder, *train), skipped)]
+        test_samples += [Sample(path, product) for path in images_in(_first(folder, *normal), skipped)]
+        _first(folder, *chain.from_iterable(anomalous.values()))  # requires that of one defect at least
         for defect, forms in anomalous.items():
             if not any((folder / form).is_dir() for form in forms):
                 continue
             defect_folder = _first(folder, *forms)
             paths = images_in(defect_folder, skipped)
-            place = folder / masks[defect] if defect in masks else None
-            if place is None or not place.is_dir():
-                tested += [Sample(path, product, defect) for path in paths]
+            mask_folder = folder / masks[defect] if defect in masks else None
+            if mask_folder is None or not mask_folder.is_dir():
+                test_samples += [Sample(path, product, defect) for path in paths]
             elif saturation is None:
-                marks = zip(paths, find_masks(place, paths, skipped, defect_folder), strict=True)
-                tested += [Sample(path, product, defect, mask) for path, mask in marks]
+                masked = zip(paths, find_masks(mask_folder, paths, skipped, defect_folder), strict=True)
+                test_samples += [Sample(path, product, defect, mask) for path, mask in masked]
             else:
                 areas = _first(folder, saturation)
-                tested += [Sample(path, product, defect, _first(place, path.stem), areas) for path in paths]
+                test_samples += [
+                    Sample(path, product, defect, _first(mask_folder, path.stem), areas) for path in paths
+                ]
     skipped.warn(root)
-    return ImageSet(name, tuple(learnt), tuple(tested))
+    return ImageSet(name, tuple(train_samples), tuple(test_samples))
 
 
 def _first(folder: Path, *forms: str) -> Path:
-    """The first file or folder of these names, of which the set must have one."""
+    """Returns the first of these files or folders that exists; refuses a product without any."""
     for form in forms:
         if (folder / form).exists():
             return folder / form

@@ -1,4 +1,4 @@
-"""Public images, known to server and clients: the inputs on which similarities are distilled (FADngs, SED)."""
+"""Public images, which server and clients hold: the inputs on which similarities are distilled (FADngs, SED)."""
 
 import hashlib
 import math
@@ -49,13 +49,16 @@ def image_folder(
     root = Path(root).expanduser()
     if train == test:
         raise UserError(f"{root / test}: is given for training and for testing; use each folder once")
-    learnt, tested = images_in(root / train) if train else [], images_in(root / test)
+    train_files, test_files = images_in(root / train) if train else [], images_in(root / test)
 
     def read(files: Sequence[Path], limit: int | None, key: str) -> tuple[Tensor, Tensor]:
         chosen = [files[i] for i in draw(len(files), limit, key, seed)]
         return read_images(chosen, size), torch.zeros(len(chosen), dtype=torch.int64)
 
-    training, testing = read(learnt, train_images, "train_images"), read(tested, test_images, "test_images")
+    training, testing = (
+        read(train_files, train_images, "train_images"),
+        read(test_files, test_images, "test_images"),
+    )
     name = name or root.absolute().name
     return LabelledSet(name, (name,), *training, *testing, mean, std)
 
@@ -91,7 +94,7 @@ def natural(
 
     Args:
         root: A folder, whose images and those below it are read; an ``.npz`` file (see `lit_fedad.data.packed`), whose
-            labels are not; None for `synthetic`.
+            labels are ignored; None for `synthetic`.
         size: Side in pixels (`read_images`).
         count: At most this many images, of which only those drawn are read, or the number of pictures; None takes all.
         seed: Seed of the draw.
@@ -146,7 +149,7 @@ def _drawn(population: int, count: int | None, seed: int) -> Tensor:
 
 
 def _pictures(size: int, seed: int, chunk: int) -> Tensor:
-    """One chunk of synthetic pictures, uint8 [_CHUNK, 3, size, size]."""
+    """Draws one chunk of synthetic pictures, uint8 [_CHUNK, 3, size, size]."""
     random = generator(seed, "public pictures", chunk)
     layers = torch.stack([layer(size, random) for layer in (_noise, _gratings, _blobs)])
     layers = layers / layers.std((2, 3, 4), keepdim=True).clamp_min(1e-6)
@@ -162,7 +165,7 @@ def _uniform(random: torch.Generator, low: float, high: float, *shape: int) -> T
 
 
 def _noise(size: int, random: torch.Generator) -> Tensor:
-    """Noise with a power law for its amplitude spectrum, [_CHUNK, 3, size, size]; channels are correlated."""
+    """Draws noise with a power law for its amplitude spectrum, [_CHUNK, 3, size, size]; channels are correlated."""
     spectrum = torch.fft.rfft2(torch.randn(_CHUNK, 3, size, size, generator=random))
     frequency = torch.hypot(torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)).clamp_min(1 / size)
     coloured = spectrum * frequency ** -_uniform(random, 0.5, 2, 1, 1, 1)
@@ -172,7 +175,7 @@ def _noise(size: int, random: torch.Generator) -> Tensor:
 
 
 def _windows(size: int, number: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Offsets from a random centre down and across, and a Gaussian about it, each [_CHUNK, number, size, size]."""
+    """Returns offsets down and across from random centres, and Gaussians there, each [_CHUNK, number, size, size]."""
     side = (torch.arange(size) + 0.5) / size
     down = side[:, None] - _uniform(random, 0, 1, number, 1, 1)
     across = side - _uniform(random, 0, 1, number, 1, 1)
@@ -181,7 +184,7 @@ def _windows(size: int, number: int, random: torch.Generator) -> tuple[Tensor, T
 
 
 def _gratings(size: int, random: torch.Generator) -> Tensor:
-    """Sinusoidal gratings that fade out from a centre, each of one colour, [_CHUNK, 3, size, size]."""
+    """Draws sinusoidal gratings that fade out from a centre, each of one colour, [_CHUNK, 3, size, size]."""
     down, across, window = _windows(size, _GRATINGS, random)
     angle = _uniform(random, 0, math.pi, _GRATINGS, 1, 1)
     cycles = _uniform(random, 2, 9, _GRATINGS, 1, 1)
@@ -191,6 +194,6 @@ def _gratings(size: int, random: torch.Generator) -> Tensor:
 
 
 def _blobs(size: int, random: torch.Generator) -> Tensor:
-    """Soft blobs, each of one colour, [_CHUNK, 3, size, size]."""
+    """Draws soft blobs, each of one colour, [_CHUNK, 3, size, size]."""
     colour = torch.randn(_CHUNK, 3, _BLOBS, generator=random)
     return torch.einsum("ncb,nbhw->nchw", colour, _windows(size, _BLOBS, random)[2])

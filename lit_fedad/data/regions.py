@@ -1,9 +1,9 @@
-"""Masks of MVTec LOCO: one file a region, whose defect says from which area on the region counts as found.
+"""Masks of MVTec LOCO: one file for each region, whose kind of defect says from which area on it counts as found.
 
-A missing object may lie anywhere in a large region, so that finding a part of it is finding the defect. A region
-saturates at its area of saturation (Bergmann et al., "Beyond Dents and Scratches", IJCV 2022). The value of a mask's
-pixels names its defect, and ``defects_config.json`` of the product the area of the defect: a number of pixels, or a
-share of the region.
+A missing object may have lain anywhere in a large region, so that finding part of the region is finding the defect. A
+region saturates at its area of saturation (Bergmann et al., "Beyond Dents and Scratches", IJCV 2022). The value of a
+mask's pixels names its defect; ``defects_config.json`` of the product gives the area for each defect, as a number of
+pixels or as a share of the region.
 """
 
 import math
@@ -23,7 +23,7 @@ from lit_fedad.data.transform import ImageTransform
 
 
 class Saturation(NamedTuple):
-    """From which area on a region of a defect counts as found.
+    """Area from which on a region of a kind of defect counts as found.
 
     Attributes:
         threshold: Pixels of the file's resolution, or share of the region.
@@ -88,8 +88,8 @@ def saturation_areas(sample: Sample, transform: ImageTransform) -> Tensor:
         transform: Gives masks the form of images.
 
     Returns:
-        The area of saturation in pixels on the pixels of a region, 0 elsewhere, int32 [regions, H, W]; without regions
-        of which no pixel is left at this size.
+        For each region its area of saturation, in pixels, on its own pixels and 0 elsewhere, int32 [regions, H, W];
+        regions of which no pixel is left at this size are missing.
 
     Raises:
         UserError: A mask cannot be read, holds no single value, or one that the product's defects do not have.
@@ -109,7 +109,7 @@ def saturation_areas(sample: Sample, transform: ImageTransform) -> Tensor:
 
 
 def _value_and_area(path: Path, page: int | None) -> tuple[int, int]:
-    """The value of a region's pixels, and their number in the file."""
+    """Reads the value of a region's pixels, and their number in the file."""
     image = open_picture(path, page, alone=True).image
     values, counts = np.unique(np.asarray(image), return_counts=True)
     grey = image.mode == "L"

@@ -1,4 +1,4 @@
-"""Samples and image sets, the results of the readers of files."""
+"""Samples and image sets: what the readers of data sets return."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace

@@ -68,7 +68,7 @@ def join(
     """Joins a normal set and anomaly sets (FADngs, experiments).
 
     Args:
-        normal: Its classes are the normal ones, its ``mean`` and ``std`` those of the whole.
+        normal: The normal set, whose classes are the normal ones; ``mean`` and ``std`` of the joined set are its own.
         anomalies: Name -> set; its classes do not matter, and it may lack training images. Images are scaled to
             the size of the normal ones.
         name: Name of the joined set.

@@ -33,12 +33,12 @@ def long_tail(sizes: Sequence[int], imbalance: float) -> list[int]:
         >>> long_tail([5000] * 10, imbalance=100)
         [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
     """
-    at_least("partition", 1, imbalance=imbalance)  # which keeps every image
+    at_least("partition", 1, imbalance=imbalance)
     largest = max(sizes)
     last = max(len(sizes) - 1, 1)
     sizes_left = []
     for number, size in enumerate(sizes):
-        # Round-off must not take an image where the profile is whole, as 960 / 32^(4/5) = 60.
+        # Rounding errors must not take an image where the profile is a whole number, as 960 / 32^(4/5) = 60.
         sizes_left.append(min(size, math.floor(largest / imbalance ** (number / last) + 1e-9)))
         if not sizes_left[-1]:
             remedy = f"lower imbalance to at most {largest}" if size else "give it some or leave it out"
@@ -72,8 +72,8 @@ class LongTailedStages:
         imbalance: Imbalance factor of the long tail, see `long_tail`; 1 for none.
         min_stages: Each client's number of stages is drawn uniformly from this to ``stages``; None gives all of
             them ``stages``.
-        shards: What stages are dealt: ``"of_class"``, parts of S classes; ``"equal"``, S shards of equal size.
-        equal_size: Whether every stage is cut, at random, to the size of the smallest.
+        shards: What each stage gets: ``"of_class"``, parts of S classes; ``"equal"``, S shards of equal size.
+        equal_size: Whether every stage is cut, at random, to the size of the smallest stage.
         server_labelled: Images of each class that the server keeps.
         schedule: When the stages come, as in `StreamDataModule`.
 
@@ -128,7 +128,7 @@ class LongTailedStages:
         for pile, holding in zip(piles, holders, strict=True):
             if not holding:
                 continue
-            # In random order, for the larger shards come first and those of a short class are empty at the end.
+            # In random order, because array_split puts larger shards first and, of few images, empty ones last.
             order = rng.permutation(len(holding))
             for place, shard in zip(order, np.array_split(pile, len(holding)), strict=True):
                 holding[place].extend(shard.tolist())
@@ -226,20 +226,20 @@ class ProductsInTurn:
 
 
 def _assign(draws: int, size: int, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Draws sets of distinct classes; over all sets, how often two classes are drawn differs by at most one."""
+    """Draws sets of distinct classes; over all sets, any two classes are drawn equally often, give or take one."""
     sets = []
     remaining = np.empty(0, dtype=np.int64)
     for _ in range(draws):
         drawn, remaining = remaining[:size], remaining[size:]
         if len(drawn) < size:
             fresh = rng.permutation(classes)
-            more = fresh[~np.isin(fresh, drawn)][: size - len(drawn)]
-            drawn, remaining = np.concatenate([drawn, more]), fresh[~np.isin(fresh, more)]
+            missing = fresh[~np.isin(fresh, drawn)][: size - len(drawn)]
+            drawn, remaining = np.concatenate([drawn, missing]), fresh[~np.isin(fresh, missing)]
         sets.append(drawn)
     return sets
 
 
 def _in_order(image_set: Images) -> dict[str, list[int]]:
-    """The training indices of every category, in the order of ``image_set.categories``."""
+    """Lists the training indices of every category, in the order of ``image_set.categories``."""
     by_category = indices_by_category(image_set)
     return {category: by_category.get(category, []) for category in image_set.categories}

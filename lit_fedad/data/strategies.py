@@ -75,7 +75,7 @@ class Dirichlet:
             if self.balance:
                 unfilled = counts.sum(axis=0) < totals.sum() / self.clients
                 shares = shares * unfilled
-                # With a tiny alpha all the mass may lie on clients that are full.
+                # With a tiny alpha, all shares may fall to clients that are full already.
                 shares = shares / shares.sum() if shares.sum() > 0 else unfilled / unfilled.sum()
             edges = np.rint(np.cumsum(shares)[:-1] * total).clip(max=total)
             row[:] = np.diff(edges, prepend=0, append=total)

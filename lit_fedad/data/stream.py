@@ -10,11 +10,16 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.partition import Schedule
 
-_FINAL_TURNS = 10
+_FINAL_TURNS = 10  # global rounds after which stages that come again are evaluated
 
 
 class Timetable:
-    """The rounds in which clients hold each of their stages, ``lengths`` by client; as `StreamDataModule`.
+    """Rounds in which clients hold each of their stages; `StreamDataModule` has the rules.
+
+    Args:
+        lengths: Number of stages of every client.
+        rounds: Training rounds of the experiment.
+        schedule: As in `StreamDataModule`.
 
     Raises:
         UserError: If there is no such schedule, or a client has more stages than there are rounds.
@@ -24,29 +29,35 @@ class Timetable:
         self.lengths, self.rounds, self.schedule = lengths, rounds, schedule
         if schedule not in get_args(Schedule):
             raise UserError(f"partition schedule={schedule}: give {' or '.join(get_args(Schedule))}")
-        turn = max(lengths)
-        if rounds < turn:
+        stages = max(lengths)
+        if rounds < stages:
             raise UserError(
-                f"rounds={rounds}, but images come in {turn} stage{'s' * (turn > 1)}: give at least as many rounds"
+                f"rounds={rounds}, but images come in {stages} stage{'s' * (stages > 1)}: give at least as many rounds"
             )
         if schedule == "stage_major":
             self.stage_rounds = [
                 [round] for round in range(1, rounds + 1) if self.stages(round) != self.stages(round + 1)
             ]
         else:
-            end = rounds // turn * turn
-            begin = max(end - _FINAL_TURNS * turn, 0)
-            self.stage_rounds = [list(range(begin + stage, end + 1, turn)) for stage in range(1, turn + 1)]
+            end = rounds // stages * stages
+            start = max(end - _FINAL_TURNS * stages, 0)
+            self.stage_rounds = [
+                list(range(start + stage, end + 1, stages)) for stage in range(1, stages + 1)
+            ]
 
     @property
     def milestones(self) -> frozenset[int]:
-        """All rounds that a stage is judged after."""
+        """All rounds after which a stage is evaluated."""
         return frozenset(itertools.chain.from_iterable(self.stage_rounds))
 
     def stage(self, client: int, round: int) -> int:
         """Returns the number, from 0, of a client's stage in a round."""
-        stages, played = self.lengths[client], max(round - 1, 0)
-        return played % stages if self.schedule == "literal" else played * stages // self.rounds
+        num_stages, rounds_before = self.lengths[client], max(round - 1, 0)
+        return (
+            rounds_before % num_stages
+            if self.schedule == "literal"
+            else rounds_before * num_stages // self.rounds
+        )
 
     def stages(self, round: int) -> list[int]:
         """Returns the number of each client's stage in a round."""
@@ -64,14 +75,14 @@ class StreamDataModule(FederatedDataModule):
         stages: For every client, for each of its stages in order, the indices of its images in ``train``.
         rounds: Training rounds of the experiment.
         schedule: ``"stage_major"``: each stage lasts as many rounds as the others of its client, and never comes
-            again. ``"literal"``: all stages come in every global round (GLDP Alg. 1), of which each stage's training
-            and merging are one of ``rounds``.
+            again. ``"literal"``: all stages come in every global round (GLDP Alg. 1); training and merging one of them
+            counts as one of ``rounds``.
         batch_size: As in `FederatedDataModule`.
         eval_batch_size: As in `FederatedDataModule`.
 
     Attributes:
-        stage_rounds: For each stage the rounds that it is judged after: the last of a client's stage; where stages
-            come again, those that train it in the last ten global rounds (GLDP Fig. 4).
+        stage_rounds: For each stage the rounds after which it is evaluated: the last round of a client's stage; where
+            stages come again, those of the last ten global rounds that train it (GLDP Fig. 4).
         milestones: All these rounds.
 
     Raises:
@@ -93,7 +104,7 @@ class StreamDataModule(FederatedDataModule):
         self.by_stage, self.rounds, self.schedule = stages, rounds, schedule
         self.timetable = Timetable(list(map(len, stages)), rounds, schedule)
         self.stage_rounds, self.milestones = self.timetable.stage_rounds, self.timetable.milestones
-        self._now: tuple[list[int], FederatedDataModule] | None = None
+        self._current: tuple[list[int], FederatedDataModule] | None = None
 
     def stage(self, client: int, round: int) -> int:
         """Returns the number, from 0, of a client's stage in a round."""
@@ -102,17 +113,17 @@ class StreamDataModule(FederatedDataModule):
     def at(self, round: int) -> FederatedDataModule:
         """Returns the data that the clients hold in a round; its ``stages`` are their stages."""
         stages = self.timetable.stages(round)
-        if self._now is None or self._now[0] != stages:
+        if self._current is None or self._current[0] != stages:
             current = [
                 client_stages[stage] for client_stages, stage in zip(self.by_stage, stages, strict=True)
             ]
             sizes = self.batch_size, self.eval_batch_size
-            self._now = stages, FederatedDataModule(self.train, self.test, current, *sizes, stages)
-        return self._now[1]
+            self._current = stages, FederatedDataModule(self.train, self.test, current, *sizes, stages)
+        return self._current[1]
 
 
 class LastStages(FederatedDataModule):
-    """Training images of clients of which all stages have come: each holds its last one; as `StreamDataModule`."""
+    """Training images of clients after the end of all stages, where each client holds its last one."""
 
     def __init__(
         self,
@@ -126,8 +137,8 @@ class LastStages(FederatedDataModule):
         super().__init__(train, test, union, batch_size, eval_batch_size)
         last = [client_stages[-1] for client_stages in stages]
         numbers = [len(client_stages) - 1 for client_stages in stages]
-        self._now = FederatedDataModule(train, test, last, batch_size, eval_batch_size, numbers)
+        self._current = FederatedDataModule(train, test, last, batch_size, eval_batch_size, numbers)
 
     def at(self, round: int) -> FederatedDataModule:
         """Returns the data of the last stages, whatever the round."""
-        return self._now
+        return self._current

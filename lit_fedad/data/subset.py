@@ -19,31 +19,31 @@ T = TypeVar("T")
 
 
 def resplit(images: ImageSet, seed: int | None) -> ImageSet:
-    """Redraws which normal images of each product train, and which test.
+    """Redraws which normal images of each product are for training, and which for testing.
 
-    As many as before do either, and anomalous images stay test images. After it, normal training and test images of a
-    product are exchangeable, which a set's own split need not be: it may have been made by day, camera or patient.
-    What belongs together (views of one object, images of one patient) can then come to both sides.
+    Both numbers stay as they were, and anomalous images stay test images. Afterwards, normal training and test images
+    of a product are exchangeable, which a set's own split need not be: it may have been made by day, camera or patient.
+    Images that belong together (views of one object, images of one patient) may then fall on both sides.
 
     Args:
         images: The set with its own split.
         seed: Seed of the draw, which for a product does not depend on the others; None keeps the split.
 
     Returns:
-        The set, products and defects in their old places; images of one place in their old order, those that trained
-        before those that tested.
+        The set, with products and defects at their old positions. The normal images of a product keep their order, in
+        which former training images come before former test images.
     """
     if seed is None:
         return images
-    every = (*images.train, *images.test)
-    pools = grouped((sample.category, sample) for sample in every if not sample.label)
+    all_samples = (*images.train, *images.test)
+    pools = grouped((sample.category, sample) for sample in all_samples if not sample.label)
     training: dict[str, Iterator[Sample]] = {}
     testing: dict[str, Iterator[Sample]] = {}
     for product, pool in pools.items():
         size = sum(sample.category == product for sample in images.train)
         chosen = numpy_generator(seed, "split", product).permutation(len(pool))
-        training[product] = iter([pool[place] for place in sorted(chosen[:size])])
-        testing[product] = iter([pool[place] for place in sorted(chosen[size:])])
+        training[product] = iter([pool[position] for position in sorted(chosen[:size])])
+        testing[product] = iter([pool[position] for position in sorted(chosen[size:])])
     return ImageSet(
         images.name,
         tuple(next(training[sample.category]) for sample in images.train),
@@ -56,11 +56,11 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
 
     Args:
         images: The set.
-        train_share: Share that stays for training; at least one image does either, where there are two.
+        train_share: Share that stays for training; of two or more images at least one trains, and at least one tests.
         seed: Seed of the draw, which for a product does not depend on the others.
-        group: Regular expression: images whose paths it finds the same text in (a patient) stay on one side, that of
-            the tests where one of them is anomalous; whole groups train, until they hold the share. None where every
-            image is a group of its own.
+        group: Regular expression: images whose paths it finds the same text in (a patient) stay on one side. Groups
+            with an anomalous image are for testing; of the others, whole groups train until they hold the share. None
+            where every image is a group of its own.
 
     Raises:
         UserError: The share is out of range, the expression is none, a path lacks it, or no image is left to train or
@@ -70,17 +70,17 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
         raise UserError(f"train_share={train_share}: give a number between 0 and 1")
     trained: set[Sample] = set()
     for pool in by_product(images.train):
-        number = min(len(pool) - 1, max(1, round((1 - train_share) * len(pool))))
-        ill = [sample for sample in images.test if sample.label and sample.category == pool[0].category]
-        names = image_groups([*pool, *ill], group, "data.group")
-        piles = grouped(zip(names, pool, strict=False))
+        num_test = min(len(pool) - 1, max(1, round((1 - train_share) * len(pool))))
+        defective = [sample for sample in images.test if sample.label and sample.category == pool[0].category]
+        names = image_groups([*pool, *defective], group, "data.group")
+        samples_of = grouped(zip(names, pool, strict=False))
         anomalous = set(names[len(pool) :])
-        healthy = [pile for name, pile in piles.items() if name not in anomalous]
-        left = len(pool) - number
-        for place in numpy_generator(seed, "train share", pool[0].category).permutation(len(healthy)):
-            if len(healthy[place]) <= left:
-                trained.update(healthy[place])
-                left -= len(healthy[place])
+        groups = [pile for name, pile in samples_of.items() if name not in anomalous]
+        left = len(pool) - num_test
+        for number in numpy_generator(seed, "train share", pool[0].category).permutation(len(groups)):
+            if len(groups[number]) <= left:
+                trained.update(groups[number])
+                left -= len(groups[number])
         if trained.isdisjoint(pool):
             raise UserError(
                 f"data.group='{group}': no group of normal images is left to train on, each has an anomalous image or"
@@ -118,27 +118,30 @@ def subset(
 
 
 def limited_by(cut: Callable[..., T]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Makes a decorator that gives a reader the keywords of a function which draws a subset, and draws it.
+    """Makes a decorator that gives a reader the keywords of a function that draws a subset, and applies it.
 
     Args:
         cut: The function; its first parameter takes what the reader returns, the others are the keywords.
     """
     limits = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in list(inspect.signature(cut).parameters.values())[1:]
+        limit.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for limit in list(inspect.signature(cut).parameters.values())[1:]
     ]
 
     def decorate(read: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(read)
-        def reader(*words: Any, **options: Any) -> T:
-            given = {one.name: options.pop(one.name) for one in limits if one.name in options}
-            return cut(read(*words, **options), **given)
+        def reader(*arguments: Any, **options: Any) -> T:
+            given = {limit.name: options.pop(limit.name) for limit in limits if limit.name in options}
+            return cut(read(*arguments, **options), **given)
 
-        # A signature is the schema of a section of the configuration.
+        # The signature of a reader is the schema of its section in the configuration.
         signature = inspect.signature(read)
         parameters = [*signature.parameters.values(), *limits]
         reader.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        reader.__annotations__ = {**read.__annotations__, **{one.name: one.annotation for one in limits}}
+        reader.__annotations__ = {
+            **read.__annotations__,
+            **{limit.name: limit.annotation for limit in limits},
+        }
         return reader
 
     return decorate
@@ -159,13 +162,13 @@ def _shuffled(samples: list[Sample], seed: int, purpose: str) -> list[Sample]:
 
 
 def _some(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
-    """A random subset of at most ``limit`` samples, in their old order."""
+    """Draws a random subset of at most ``limit`` samples, in their old order."""
     chosen = set(_shuffled(samples, seed, "train subset")[:limit])
     return [sample for sample in samples if sample in chosen]
 
 
 def _balanced(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
-    """A random subset of at most ``limit`` samples: half good, half dealt evenly from the defects."""
+    """Draws a random subset of at most ``limit`` samples: half good, half taken evenly from the defects."""
     if limit is None:
         return samples
     by_defect = grouped((sample.defect, sample) for sample in samples)
@@ -208,10 +211,10 @@ def choose_products(products: Sequence[str | int] | None, known: Sequence[str], 
 
 
 def require_known(word: str, known: Collection[str], problem: str) -> None:
-    """Refuses a word that is not known, and names the nearest that is.
+    """Refuses a word that is not known, and names the nearest known word.
 
     Raises:
-        UserError: It is none of them.
+        UserError: The word is not known.
     """
     if word not in known:
         nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)

@@ -28,7 +28,7 @@ def paint(product: str, defect: str, region: str, size: int, rng: Generator) -> 
         defect: A key of ``DEFECTS``, or ``"good"``.
         region: ``"train"`` or ``"test"``: the part of the photographs it is cut from; the two do not overlap.
         size: Side in pixels.
-        rng: All that is random about the picture.
+        rng: Source of everything random in the picture.
 
     Returns:
         RGB image, uint8 [size, size, 3], and mask, uint8 [size, size] with 255 where the defect is.
@@ -60,7 +60,7 @@ def _tint(luminance: np.ndarray, product: str) -> np.ndarray:
 
 
 def _light(image: np.ndarray, rng: Generator) -> np.ndarray:
-    """Uneven lighting, exposure, white balance and sensor noise."""
+    """Adds uneven lighting, exposure, white balance and sensor noise."""
     x, y = _coordinates(len(image))
     angle, slope = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.18)
     gradient = 1 + slope * ((x - 128) * np.cos(angle) + (y - 128) * np.sin(angle)) / 128
@@ -69,19 +69,19 @@ def _light(image: np.ndarray, rng: Generator) -> np.ndarray:
 
 
 def _coordinates(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Column and row of every pixel centre in units of 1/256 of the side, each [size, size]."""
+    """Returns column and row of every pixel centre in units of 1/256 of the side, each [size, size]."""
     centres = (np.arange(size) + 0.5) * 256 / size
     x, y = np.meshgrid(centres, centres)
     return x, y
 
 
 def _noise(rng: Generator, size: int, columns: float, rows: float) -> np.ndarray:
-    """Smooth noise of unit variance or less with so many independent columns and rows, [size, size]."""
+    """Draws smooth noise of at most unit variance, with so many independent columns and rows, [size, size]."""
     coarse = rng.normal(size=(max(2, round(rows)), max(2, round(columns)))).astype(np.float32)
     return np.asarray(Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC))
 
 
-# Surfaces: luminance [size, size] in about [0, 1].
+# Surfaces return luminance [size, size] in about [0, 1].
 
 
 @cache
@@ -106,7 +106,7 @@ def _photographed(name: str) -> Callable[[Generator, int, str], np.ndarray]:
 
 
 def _weave(rng: Generator, size: int, region: str) -> np.ndarray:
-    """Twill: every thread passes over two others, then under two, one step further in every row."""
+    """Draws twill: every thread passes over two others, then under two, one step further in every row."""
     x, y = _coordinates(size)
     angle, pitch = rng.normal(0, 0.02), rng.uniform(11, 13)
     wobble = 2.2 * _noise(rng, size, 5, 5), 2.2 * _noise(rng, size, 5, 5)
@@ -132,7 +132,7 @@ def _weave(rng: Generator, size: int, region: str) -> np.ndarray:
 
 
 def _grain(rng: Generator, size: int, region: str) -> np.ndarray:
-    """Planed wood: year rings cut lengthwise, fibres and pores."""
+    """Draws planed wood: year rings cut lengthwise, fibres and pores."""
     x, y = _coordinates(size)
     tilt = rng.normal(0, 0.04)
     depth = y + tilt * x + 9 * _noise(rng, size, 3, 4) + 2.0 * _noise(rng, size, 5, 14)
@@ -152,12 +152,12 @@ SURFACES: dict[str, Callable[[Generator, int, str], np.ndarray]] = {
 }
 
 
-# Defects: the image and another surface in, [size, size, 3] each; the image and the opacity of the defect
-# [size, size] out.
+# Defects take an image and another surface, [size, size, 3] each, and return the image with the defect and the opacity
+# of the defect, [size, size].
 
 
 def _blob(rng: Generator, size: int, radius: tuple[float, float], softness: float) -> np.ndarray:
-    """Opacity of an irregular, somewhat elongated blob in the middle three fifths of the picture."""
+    """Draws the opacity of an irregular, somewhat elongated blob in the middle three fifths of the picture."""
     x, y = _coordinates(size)
     centre = rng.uniform(51, 205, size=2)
     turn, stretch = rng.uniform(0, np.pi), rng.uniform(1, 1.5)
@@ -177,12 +177,12 @@ def _mix(image: np.ndarray, other: np.ndarray | float, alpha: np.ndarray) -> np.
 
 
 def _shifted(alpha: np.ndarray, units: float) -> np.ndarray:
-    """The opacity moved down and right, for edges that catch light or cast a shadow."""
+    """Moves an opacity down and right, for edges that catch light or cast a shadow."""
     return ndimage.shift(alpha, units * len(alpha) / 256, order=1)
 
 
 def _scratch(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """One to three curved strokes, pale or dark, with a shadow along one side."""
+    """Draws one to three curved strokes, pale or dark, with a shadow along one side."""
     size, oversampling = len(image), 3
     scale = oversampling * size / 256
     canvas = Image.new("L", (size * oversampling,) * 2)
@@ -202,7 +202,7 @@ def _scratch(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.n
 
 
 def _stain(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A dried liquid: translucent, with a darker rim."""
+    """Draws a dried liquid: translucent, with a darker rim."""
     alpha = _blob(rng, len(image), (20, 36), softness=7)
     rim = 4 * alpha * (1 - alpha)
     colours = ((0.70, 0.58, 0.42), (0.55, 0.55, 0.60), (0.62, 0.52, 0.50))
@@ -212,7 +212,7 @@ def _stain(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.nda
 
 
 def _hole(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A cavity: one wall lies in shadow, the other catches the light."""
+    """Draws a cavity: one wall lies in shadow, the other catches the light."""
     alpha = _blob(rng, len(image), (9, 17), softness=2)
     depth = ndimage.gaussian_filter(alpha, 3.5 * len(image) / 256) * alpha
     shadow, lit = (alpha - _shifted(alpha, 4)).clip(0, 1), (alpha - _shifted(alpha, -3)).clip(0, 1)
@@ -221,7 +221,7 @@ def _hole(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndar
 
 
 def _foreign_patch(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A piece of another product type in this one's colours, brightness matched."""
+    """Inserts a piece of another product type in this one's colours, brightness matched."""
     alpha = _blob(rng, len(image), (18, 32), softness=3)
     inside = alpha > 0.5
     matched = other + 0.7 * (image[inside].mean(axis=0) - other[inside].mean(axis=0))
@@ -229,7 +229,7 @@ def _foreign_patch(image: np.ndarray, other: np.ndarray, rng: Generator) -> tupl
 
 
 def _distortion(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The surface twisted and smeared around a point."""
+    """Twists and smears the surface around a point."""
     size = len(image)
     alpha = _blob(rng, size, (20, 32), softness=36)
     rows, columns = np.indices((size, size), dtype=float)
@@ -324,7 +324,7 @@ def _refuse_used(root: Path) -> None:
 
 
 def _plan(folder: Path, train_per_product: int, test_per_product: int) -> list[Sample]:
-    """Every picture that belongs into the folder."""
+    """Lists every picture that belongs into the folder."""
     defects = list(DEFECTS)
     samples = []
     for product in SURFACES:
@@ -343,7 +343,7 @@ def _complete(samples: list[Sample]) -> bool:
 
 
 def _publish(folder: Path, samples: list[Sample], size: int, seed: int) -> None:
-    """Paints everything beside the folder and renames it into place: no half-painted folder is ever seen."""
+    """Paints everything next to the folder and renames it into place: no half-painted folder is ever seen."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workshop:
         fresh = Path(workshop) / "fresh"

@@ -1,4 +1,4 @@
-"""What Pillow lacks, of TIFF above all: files of too many pieces, those that it shows wrong, other compressions."""
+"""What Pillow lacks for TIFF and BMP: limits on pieces, refusal of what it would show wrong, more compressions."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,40 +16,42 @@ NO_PICTURE = 1 | 4
 """Kinds of a TIFF's pages (tag 254) that are no pictures of their own: a reduced copy, a transparency mask."""
 
 _COMPRESSION, _ORIENTATION = 259, 274
-_RAW = frozenset({33422, 50706, 50752})  # tags: colour filter, DNG, Canon
+_RAW_TAGS = frozenset({33422, 50706, 50752})  # tags of camera files: colour filter, DNG, Canon
 _BITS, _PLANES, _SAMPLE_FORMAT = 258, 284, 339
 _SEPARATE, _SIGNED = 2, 2
-_PIECES = (273, 324)  # places of strips, of tiles
-_MOST_PAGES, _MOST_PIECES = 10_000, 100_000
-_PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32771, 32773, 32809, 32946, 34676, 34677, 34925, 50000})
+_PIECE_TAGS = (273, 324)  # tags: offsets of strips, of tiles
+_MAX_PAGES, _MAX_PIECES = 10_000, 100_000
+_PILLOW_COMPRESSIONS = frozenset(
+    {1, 2, 3, 4, 5, 6, 7, 8, 32771, 32773, 32809, 32946, 34676, 34677, 34925, 50000}
+)
 
 
 def _directories(file: IO[bytes]) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
-    """The tags of a file's pages, one after the other, in the same object."""
+    """Yields the tags of a file's pages, one after the other, in the same object."""
     head = file.read(8)
     tags = TiffImagePlugin.ImageFileDirectory_v2(head + (file.read(8) if b"+" in head[2:4] else b""))
-    known: set[int] = set()
-    while tags.next and tags.next not in known:
-        known.add(tags.next)
+    visited: set[int] = set()
+    while tags.next and tags.next not in visited:
+        visited.add(tags.next)
         file.seek(tags.next)
         tags.load(file)
         yield tags
 
 
 def check_pieces(file: IO[bytes]) -> None:
-    """Refuses a TIFF file of more pages or pieces than pictures have: Pillow makes objects of each before all else.
+    """Refuses a TIFF file of more pages or pieces than pictures have: Pillow makes an object for each on opening.
 
     Raises:
-        ValueError: It has more.
+        ValueError: The file has more.
     """
     pieces = [0]
-    with suppress(Exception):  # damage has many kinds: Pillow refuses it in one line
-        pages = islice(_directories(file), _MOST_PAGES + 1)
-        pieces.extend(max(len(tags.get(tag, ())) for tag in _PIECES) for tags in pages)
+    with suppress(Exception):  # damage raises exceptions of many kinds: Pillow refuses the file later
+        pages = islice(_directories(file), _MAX_PAGES + 1)
+        pieces.extend(max(len(tags.get(tag, ())) for tag in _PIECE_TAGS) for tags in pages)
     file.seek(0)
-    if max(pieces) > _MOST_PIECES or len(pieces) > _MOST_PAGES + 1:
+    if max(pieces) > _MAX_PIECES or len(pieces) > _MAX_PAGES + 1:
         raise ValueError(
-            f"has more than {_MOST_PAGES} pages, or a page in more than {_MOST_PIECES} pieces; save it anew"
+            f"has more than {_MAX_PAGES} pages, or a page in more than {_MAX_PIECES} pieces; save it anew"
         )
 
 
@@ -57,10 +59,10 @@ def refuse_misread(image: Any) -> None:
     """Refuses an opened file whose header says that its pixels would come out wrong.
 
     Raises:
-        ValueError: It is of such a kind; the words say how to save it.
+        ValueError: The file is of such a kind; the message says how to save it.
     """
     tags = getattr(image, "tag_v2", {})
-    if _RAW.intersection(tags):
+    if _RAW_TAGS.intersection(tags):
         raise ValueError("is a camera's raw file, whose picture must be developed; convert it first")
     bits = tags.get(_BITS, (8,))[0]
     if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and bits <= 16:
@@ -73,29 +75,29 @@ def refuse_misread(image: Any) -> None:
             f"its colours of {bits} bits lie in one plane after the other; save it with interleaved colours"
         )
     if image.format == "BMP" and image.mode == "1":
-        head = file_bytes(image, 30)  # of a palette of black and white Pillow reads one bit a pixel
+        head = file_bytes(image, 30)  # with a palette of black and white, Pillow reads one bit a pixel
         if (bits := head[24 if head[14] == 12 else 28]) != 1:
             raise ValueError(f"is BMP of two colours with {bits} bits a pixel; save it as PNG")
 
 
-def file_bytes(image: Any, most: int = -1) -> bytes:
-    """Returns the bytes of an opened file from its beginning, as many as are asked for."""
+def file_bytes(image: Any, max_bytes: int = -1) -> bytes:
+    """Returns at most ``max_bytes`` first bytes of an opened file; -1 for all."""
     position = image.fp.tell()
     image.fp.seek(0)
-    content: bytes = image.fp.read(most)
+    content: bytes = image.fp.read(max_bytes)
     image.fp.seek(position)
     return content
 
 
 def other_compression(path: Path) -> int | None:
-    """Returns TIFF's number of the compression of a file that Pillow lacks; None where it does not.
+    """Returns the number of a TIFF file's compression if Pillow lacks it; None otherwise.
 
     Args:
         path: A TIFF file.
     """
-    with suppress(Exception), path.open("rb") as file:  # as above
+    with suppress(Exception), path.open("rb") as file:  # a damaged file is refused when it is opened
         number = int(next(_directories(file)).get(_COMPRESSION, 1))
-        return None if number in _PILLOW else number
+        return None if number in _PILLOW_COMPRESSIONS else number
     return None
 
 

@@ -29,8 +29,8 @@ class ImageTransform:
     Attributes:
         size: Side of the square output in pixels, or its height and width.
         fit: How an image gets this shape. ``"squeeze"`` resizes both sides; ``"pad"`` keeps their ratio, with black
-            beside the image; ``"crop"`` keeps it too, and only the centre of the image: what lies outside, a defect
-            perhaps, is never seen.
+            beside the image; ``"crop"`` keeps it too, but only the centre of the image: a defect outside of it is
+            never seen.
         resize: Length of the short side before the crop to a square; None for ``size``.
         mean: Mean of the red, green and blue channel in [0, 1], or of grey; see `each_channel`.
         std: Standard deviation of the channels.
@@ -47,14 +47,14 @@ class ImageTransform:
     fit: Fit = "squeeze"
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    channels: int = field(default=3, repr=False)  # there are as many means, which the fingerprint names
+    channels: int = field(default=3, repr=False)  # left out of the fingerprint, which has as many means
     page: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         height, width = pair("image.size", self.size)
         within("image", *RANGES["image.size"], size=max(height, width))
         within("image", *RANGES["image.resize"], resize=self.resize)
-        # One spelling makes one fingerprint.
+        # 224 and [224, 224] get the same fingerprint.
         object.__setattr__(self, "size", height if height == width else (height, width))
         if self.fit not in get_args(Fit):
             raise UserError(f"image.fit={self.fit}: give {', '.join(get_args(Fit))}")
@@ -64,11 +64,11 @@ class ImageTransform:
             raise UserError(
                 f"image.resize={self.resize} is for square crops, not for image.size=[{height},{width}]; leave it out"
             )
-        at_least("image", height, resize=self.resize)  # the side of the crop
+        at_least("image", height, resize=self.resize)  # at least the side of the crop
         if self.channels not in (1, 3):
             raise UserError(f"transform channels={self.channels}: give 3, or 1 for grey images")
         within("image", *RANGES["image.page"], page=self.page)
-        # Configurations hand over lists and whole numbers.
+        # Configurations give lists and whole numbers; the fingerprint needs tuples of floats.
         mean, std = each_channel("transform", self.mean, self.std, self.channels)
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
@@ -111,7 +111,7 @@ class ImageTransform:
         return self.shown(read_picture(path, self.page), path)
 
     def shown(self, image: Image.Image, path: Path | None = None) -> Tensor:
-        """Brings a decoded image to the geometry of `tensor`, uint8 [H, W, 3], or of grey [H, W]; as there."""
+        """Brings a decoded image to the geometry of `tensor`: uint8 [H, W, 3], or [H, W] if grey; as there."""
         height, width = self._scaled(image.height, image.width, path)
         image = tvf.resize(image, [height, width], InterpolationMode.BICUBIC)
         # center_crop pads what is smaller than the crop with zeros.
@@ -137,7 +137,7 @@ class ImageTransform:
         return self._fit_mask(read_marks(path, image_path, self.page).pixels, image_path)
 
     def measured_mask(self, path: Path, image_path: Path) -> tuple[Tensor, MaskFacts]:
-        """Reads the mask of an image as `mask`, with what is counted of it."""
+        """Reads the mask of an image as `mask` does, and computes its `MaskFacts`."""
         marks = read_marks(path, image_path, self.page)
         mask = self._fit_mask(marks.pixels, image_path)
         return mask, measure(marks, int(mask.sum()), mask.numel())
@@ -149,14 +149,14 @@ class ImageTransform:
         return (scaled - mean) / std
 
     def _fit_mask(self, pixels: np.ndarray, image_path: Path) -> Tensor:
-        """Brings marked pixels to the same geometry: uint8 [H, W]."""
+        """Brings marked pixels to the geometry of the image: uint8 [H, W]."""
         height, width = pixels.shape
         scaled = self._scaled(height, width, image_path)
         marked = torch.from_numpy(resized_marks(pixels, *scaled).astype(np.uint8))
         return marked if self.fit == "squeeze" else tvf.center_crop(marked[None], list(self.shape))[0]
 
     def _scaled(self, height: int, width: int, path: Path | None) -> tuple[int, int]:
-        """Height and width of an image before it is cropped or padded, which memory must hold."""
+        """Computes height and width of an image before the crop or padding; refuses what memory may not hold."""
         if self.fit == "squeeze":
             return self.shape
         scaled_height, scaled_width = (self.resize, self.resize) if self.resize else self.shape

@@ -1,4 +1,4 @@
-"""Images annotated in COCO files, those without annotations normal; and VISION, whose sets are annotated so.
+"""Image sets with COCO annotation files, where images without annotations are normal; VISION is one of them.
 
 Source of VISION: Bai et al., "VISION Datasets: A Benchmark for Vision-based InduStrial InspectiON", arXiv:2306.07890.
 """
@@ -25,8 +25,8 @@ from lit_fedad.data.layout_names import NORMAL, bare
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import choose_products, split_normals, subset
 
-_LONGEST_RUN = 60  # bits of a length
-_NAMED = 20  # images of a message
+_MAX_RUN_BITS = 60  # of the length of one run
+_MAX_NAMED = 20  # images that a message names
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class AnnotatedImage:
             255 where any annotation is, otherwise 0, uint8 [height, width].
 
         Raises:
-            UserError: Annotations are of another form; it names each.
+            UserError: Annotations are of another form; the message names each.
         """
         mask = np.zeros((self.height, self.width), dtype=bool)
         problems: dict[str, Exception] = {}
@@ -92,11 +92,11 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
     content = read_json(file)
     try:
         categories = {category["id"]: category["name"] for category in content["categories"]}
-        ids = _once(image["id"] for image in content["images"])
-        _once(image["file_name"] for image in content["images"])
+        ids = _count_unique(image["id"] for image in content["images"])
+        _count_unique(image["file_name"] for image in content["images"])
         annotations: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for annotation in content["annotations"]:
-            if annotation["image_id"] not in ids:  # left out, its image could count as normal
+            if annotation["image_id"] not in ids:  # if it were left out, its image could count as normal
                 raise ValueError(f"an annotation is of image {annotation['image_id']!r}, which is not listed")
             if annotation["category_id"] not in categories:
                 raise ValueError(
@@ -110,7 +110,7 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
             AnnotatedImage(
                 inside(folder or file.parent, image["file_name"], file),
                 *_size(image["width"], image["height"]),
-                _defect(categories[a["category_id"]] for a in annotations[image["id"]]),
+                _most_frequent(categories[a["category_id"]] for a in annotations[image["id"]]),
                 tuple(annotations[image["id"]]),
             )
             for image in content["images"]
@@ -124,8 +124,8 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
     return sorted(images, key=lambda image: image.path)
 
 
-def _once(values: Iterable[Any]) -> Counter[Any]:
-    """Counts values that may occur once each."""
+def _count_unique(values: Iterable[Any]) -> Counter[Any]:
+    """Counts values; refuses one that occurs more than once."""
     counts = Counter(values)
     if twice := [value for value, count in counts.items() if count > 1]:
         raise ValueError(f"image {twice[0]!r} is listed twice")
@@ -133,20 +133,20 @@ def _once(values: Iterable[Any]) -> Counter[Any]:
 
 
 def _size(width: Any, height: Any) -> tuple[int, int]:
-    """The sides of an image, of which a mask is made before the image is opened."""
+    """Checks width and height of an image, for a mask of this size is made before the image is opened."""
     if not all(type(side) is int and side > 0 for side in (width, height)):
         raise ValueError(f"width {width!r} and height {height!r} are no sides of an image")
     check_pixels(width, height)
     return width, height
 
 
-def _defect(categories: Iterable[str]) -> str:
-    most = Counter(categories).most_common(1)
-    return most[0][0] if most else "good"
+def _most_frequent(categories: Iterable[str]) -> str:
+    counted = Counter(categories).most_common(1)
+    return counted[0][0] if counted else "good"
 
 
 def _segmentation(segmentation: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A list of polygons or run lengths as a mask; empty if it is missing."""
+    """Draws a list of polygons, or run lengths, as a mask; an empty one if the segmentation is missing."""
     if isinstance(segmentation, dict):
         return _run_lengths(segmentation["counts"], shape)
     region = np.zeros(shape, dtype=bool)
@@ -158,7 +158,7 @@ def _segmentation(segmentation: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _run_lengths(counts: str | Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
-    """Alternating lengths of background and region, column by column."""
+    """Draws a region from alternating lengths of background and region, column by column."""
     lengths = _decompress(counts) if isinstance(counts, str) else counts
     if min(lengths, default=0) < 0 or sum(lengths) != math.prod(shape):
         raise ValueError("its run lengths do not add up to the image")
@@ -167,14 +167,14 @@ def _run_lengths(counts: str | Sequence[int], shape: tuple[int, ...]) -> np.ndar
 
 
 def _decompress(text: str) -> list[int]:
-    """COCO's text form of run lengths: 5 bits a character, low bits first, as differences to the last but one."""
+    """Decodes COCO's text form of run lengths: 5 bits a character, low bits first, each less the last but one."""
     lengths: list[int] = []
     value = shift = 0
     for character in text:
         bits = ord(character) - 48
         value |= (bits & 31) << shift
         shift += 5
-        if shift > _LONGEST_RUN:
+        if shift > _MAX_RUN_BITS:
             raise ValueError("its run lengths are damaged")
         if bits & 32:  # more characters follow
             continue
@@ -186,12 +186,12 @@ def _decompress(text: str) -> list[int]:
 
 
 def _box(box: Sequence[float], shape: tuple[int, ...]) -> np.ndarray:
-    """Every pixel that a box (x, y, width, height) touches."""
+    """Marks every pixel that a box (x, y, width, height) touches."""
     x, y, width, height = box
     region = np.zeros(shape, dtype=bool)
-    # A place below 0 would count from the other end.
+    # A negative index would count from the other end.
     left, top, right, bottom = (
-        max(place, 0) for place in (floor(x), floor(y), ceil(x + width), ceil(y + height))
+        max(corner, 0) for corner in (floor(x), floor(y), ceil(x + width), ceil(y + height))
     )
     region[top:bottom, left:right] = True
     return region
@@ -246,24 +246,26 @@ def vision(
     test: list[Sample] = []
     drawings: dict[Path, AnnotatedImage] = {}
     for product in choose_products(products, names, root):
-        learnt, tested = root / product / "train", root / product / "val"
-        shown, normal = _images(learnt)
+        train_folder, val_folder = root / product / "train", root / product / "val"
+        defective, normal = _images(train_folder)
         if not normal:
             raise UserError(
-                f"{learnt}: each of its {len(shown)} images has a defect, none is left for training;"
-                f" sort normal images, for example out of inference, into {learnt / 'good'}"
+                f"{train_folder}: each of its {len(defective)} images has a defect, none is left for training;"
+                f" sort normal images, for example out of inference, into {train_folder / 'good'}"
             )
         train += [Sample(path, product) for path in normal]
-        annotated, good = _images(tested)
-        if not good:
-            warnings.warn(f"{tested}: no normal test image; sort some into {tested / 'good'}", stacklevel=2)
-        folder = _mask_folder(mask_folder, product, tested / _ANNOTATIONS)
-        for image in annotated:
-            relative = image.path.relative_to(tested)  # of one name there may be images in several folders
+        val_annotated, val_normal = _images(val_folder)
+        if not val_normal:
+            warnings.warn(
+                f"{val_folder}: no normal test image; sort some into {val_folder / 'good'}", stacklevel=2
+            )
+        folder = _mask_folder(mask_folder, product, val_folder / _ANNOTATIONS)
+        for image in val_annotated:
+            relative = image.path.relative_to(val_folder)  # images in several folders may share a name
             mask = folder / relative.parent / f"{relative.name}.png"
             drawings[mask] = image
             test.append(Sample(image.path, product, image.defect, mask))
-        test += [Sample(path, product) for path in good]
+        test += [Sample(path, product) for path in val_normal]
     images = ImageSet(name, tuple(train), tuple(test))
     chosen = subset(images, train_per_product, test_per_product, seed)
     write_masks({sample.mask: drawings[sample.mask] for sample in chosen.test if sample.mask})
@@ -271,7 +273,7 @@ def vision(
 
 
 def _images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
-    """The annotated images of ``train`` or ``val``, and the normal ones, with those that a person put into ``good``."""
+    """Lists the annotated images of ``train`` or ``val``, and the normal ones, with those that lie in ``good``."""
     images, good, skipped = read_coco(folder / _ANNOTATIONS), folder / "good", LeftOut()
     normal = [image.path for image in images if not image.annotations]
     normal += find_images(good, skipped) if good.is_dir() else []
@@ -280,7 +282,7 @@ def _images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
 
 
 def _mask_folder(given: str | Path | None, product: str, annotations: Path) -> Path:
-    """The folder of the masks of a product: other annotations, other masks."""
+    """Names the folder of a product's masks; its name changes with the annotations."""
     folder = Path(given).expanduser() if given else user_cache() / "masks"
     key = hashlib.sha256(f"{_VERSION}".encode() + annotations.read_bytes()).hexdigest()[:12]
     return folder / f"{product}-{key}"
@@ -290,7 +292,7 @@ def write_masks(drawings: dict[Path, AnnotatedImage]) -> None:
     """Writes the masks that are not there yet; each appears complete or not at all.
 
     Raises:
-        UserError: Masks cannot be written, or annotations not be drawn; it names their images.
+        UserError: Masks cannot be written, or annotations cannot be drawn; the message names their images.
     """
     problems: dict[Path, UserError] = {}
     for path, image in drawings.items():
@@ -306,7 +308,7 @@ def write_masks(drawings: dict[Path, AnnotatedImage]) -> None:
             raise UserError(f"{path}: cannot be written ({error}); choose another mask_folder") from error
     if problems:
         first, *others = problems
-        named = ", ".join([path.name for path in others[:_NAMED]] + ["..."] * (len(others) > _NAMED))
+        named = ", ".join([path.name for path in others[:_MAX_NAMED]] + ["..."] * (len(others) > _MAX_NAMED))
         more = f"; further images with such annotations ({len(others)}): {named}" if others else ""
         raise UserError(f"{problems[first]}{more}") from problems[first]
 
@@ -342,18 +344,18 @@ def coco(
     normal: dict[Path, Sample] = {}
     anomalous: dict[Path, Sample] = {}
     drawings: dict[Path, AnnotatedImage] = {}
-    for file in [root / one for one in ([annotations] if isinstance(annotations, str) else annotations)]:
+    for file in [root / image for image in ([annotations] if isinstance(annotations, str) else annotations)]:
         listed = read_coco(file, root / images if images is not None else image_folder(file, root))
         masks = _mask_folder(mask_folder, product, file)
-        for number, one in enumerate(listed):
-            if one.path in normal or one.path in anomalous:
-                raise UserError(f"{file}: lists {one.path} again; remove one of its entries")
-            if one.annotations:
-                mask = masks / f"{number}-{one.path.name}.png"
-                drawings[mask] = one
-                anomalous[one.path] = Sample(one.path, product, one.defect, mask)
+        for number, image in enumerate(listed):
+            if image.path in normal or image.path in anomalous:
+                raise UserError(f"{file}: lists {image.path} again; remove one of its entries")
+            if image.annotations:
+                mask = masks / f"{number}-{image.path.name}.png"
+                drawings[mask] = image
+                anomalous[image.path] = Sample(image.path, product, image.defect, mask)
             else:
-                normal[one.path] = Sample(one.path, product)
+                normal[image.path] = Sample(image.path, product)
     if not normal:
         raise UserError(
             f"{root}: each of {len(anomalous)} images is annotated, and none is normal; add normal images"
@@ -364,11 +366,11 @@ def coco(
 
 
 def image_folder(file: Path, root: Path) -> Path:
-    """Finds the folder of the images that an annotation file names, by the first; its own where there is none."""
+    """Finds the folder of the images that an annotation file names, by the first image; by default the file's own."""
     try:
-        first = str(read_json(file)["images"][0]["file_name"])
-        part = file.stem.removeprefix("instances_")
-        places = [file.parent, file.parent / "images", root / "images", root, file.parent.parent, root / part]
-        return next((place for place in places if (place / first).is_file()), file.parent)
+        first_name = str(read_json(file)["images"][0]["file_name"])
+        name = file.stem.removeprefix("instances_")
+        places = [file.parent, file.parent / "images", root / "images", root, file.parent.parent, root / name]
+        return next((folder for folder in places if (folder / first_name).is_file()), file.parent)
     except (OSError, UserError, KeyError, TypeError, IndexError):
         return file.parent

@@ -197,8 +197,8 @@ def test_the_larger_page_behind_a_small_one_is_refused_before_it_is_decoded():
 @pytest.mark.parametrize(("pages", "rows", "refused"), [(2, 8, False), (3, 8, True), (1, 1, True)])
 def test_a_tiff_of_more_pages_or_pieces_than_any_is_refused(monkeypatch, pages, rows, refused):
     """Twenty megabytes of them took minutes, or two gigabytes."""
-    monkeypatch.setattr(tiff_codecs, "_MOST_PAGES", 2)
-    monkeypatch.setattr(tiff_codecs, "_MOST_PIECES", 4)
+    monkeypatch.setattr(tiff_codecs, "_MAX_PAGES", 2)
+    monkeypatch.setattr(tiff_codecs, "_MAX_PIECES", 4)
     file, one = BytesIO(), Image.fromarray(picture(0, False))
     more = {"save_all": True, "append_images": [one] * (pages - 1)} if pages > 1 else {}
     one.save(file, "TIFF", tiffinfo={278: rows * one.height // 8}, **more)
