@@ -33,11 +33,11 @@ def test_images(loader: DataLoader, classes: int) -> Tensor:
 
 def by_predictor(accuracies: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Turns accuracies of constant predictions, by metric, into those by predictor, then metric."""
-    return {name: {metric: found[name] for metric, found in accuracies.items()} for name in CONSTANTS}
+    return {name: {metric: by_name[name] for metric, by_name in accuracies.items()} for name in CONSTANTS}
 
 
 class AccuracyEvaluator(Evaluator):
-    """An evaluator of clients' accuracy on all test images, and on its own class frequencies.
+    """An evaluator of each client's accuracy on all test images, and at its own class frequencies.
 
     Over sites every client is scored on its own test images, and only counts of each class cross.
 
@@ -93,13 +93,14 @@ class AccuracyEvaluator(Evaluator):
         """Builds the metric state.
 
         Raises:
-            UserError: If more images are right than there are, or than were called so.
+            UserError: If a class has more correct images than images or than predictions, or if there are not as many
+                predictions as images.
         """
         metrics = ClassificationMetrics(self.counts.shape[1])
         for name in _COUNTS:
             setattr(metrics, name, message[name])
-        right, there, called = metrics.correct, metrics.total, metrics.predicted
-        if (right > torch.minimum(there, called)).any() or int(there.sum()) != int(called.sum()):
+        correct, total, predicted = metrics.correct, metrics.total, metrics.predicted
+        if (correct > torch.minimum(total, predicted)).any() or int(total.sum()) != int(predicted.sum()):
             raise UserError(
                 "the client counted more images as right than there are, or guessed more than once"
             )
@@ -121,7 +122,9 @@ class AccuracyEvaluator(Evaluator):
             "own_accuracy": self.counts * present,
             "balanced_accuracy": present.expand_as(self.counts),
         }
-        return by_predictor({name: constant_accuracies(self.counts, own) for name, own in weights.items()})
+        return by_predictor(
+            {name: constant_accuracies(self.counts, shares) for name, shares in weights.items()}
+        )
 
     def summarise(self, states: dict[int, ClassificationMetrics]) -> dict[str, Summary]:
         """Computes the mean, worst, pooled and per-client values of each metric, at each client's frequencies."""

@@ -27,7 +27,7 @@ from lit_fedad.metrics.federated import Summary
 
 ClientTest = Literal["own", "balanced"]
 Scores = dict[str, Tensor]
-"""Correct images and images of each class [2, K], by the suffix of metrics' names, which names the classifier."""
+"""Suffix of metrics' names, which marks a classifier -> its correct images, and images, of each class [2, K]."""
 
 
 _NAMES = ("selection_accuracy", "global_accuracy", "local_accuracy", "incremental_accuracy", "forgetting")
@@ -73,8 +73,11 @@ class StreamAccuracyEvaluator(Evaluator):
         if client_test not in get_args(ClientTest):
             raise UserError(f"evaluation.client_test={client_test}: give {' or '.join(get_args(ClientTest))}")
         self.loader, self.module, self.fabric = loader, module, fabric
-        self.images = [torch.from_numpy(own) for own in counts]
-        self.weights = [(own > 0).long() if client_test == "balanced" else own for own in self.images]
+        self.images = [torch.from_numpy(stage_counts) for stage_counts in counts]
+        self.weights = [
+            (stage_counts > 0).long() if client_test == "balanced" else stage_counts
+            for stage_counts in self.images
+        ]
         self.own_models, self.merged = client.predictors.own, client.predictors.merged
         self.endings = ["", "_masked", *(f"_{name}" for name in client.predictors.heads)]
         self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
@@ -88,7 +91,7 @@ class StreamAccuracyEvaluator(Evaluator):
         return self._score(client, {number: client.context.stage})[number]
 
     def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
-        """Scores the server's model, and the clients' where they are merged; others are read from the history."""
+        """Scores the server's model, and clients' merged models; scores of other models are read from the history."""
         stages = self.module.at(round).stages
         common = federation.client.predictors.server_shared
 
@@ -106,12 +109,12 @@ class StreamAccuracyEvaluator(Evaluator):
         trained = self._history(reports)
         in_place = None
         if not self.own_models and reports:
-            # Only the server builds models: the one of this round represents its participants' training.
+            # Only the server builds models: this round's model stands for what its participants have trained.
             in_place = {client: server[client] for client in participants if client in server}
         elif self.merged and reports:
             in_place = merged
         for client, scores in (in_place or {}).items():
-            self._visited(trained, client, reports[-1].round, scores)
+            self._add_visit(trained, client, reports[-1].round, scores)
         now = {client: {stages[client]: scores} for client, scores in server.items()}
         return Evaluation(self._summarise(now, trained, participants, stages), in_place)
 
@@ -133,30 +136,30 @@ class StreamAccuracyEvaluator(Evaluator):
 
         images, weights = so_far(self.images), so_far(self.weights) * (self.test_images > 0)
 
-        def judged(name: str) -> dict[str, float]:
+        def of_metric(name: str) -> dict[str, float]:
             values = (report.metrics or {})[name]["per_client"]
             defined = torch.tensor([[values.get(client, math.nan)] for client in stages]).isfinite()
             return constant_accuracies(images, weights * (defined if defined.any() else 1))
 
-        return by_predictor({name: judged(name) for name in _NAMES[:3]})
+        return by_predictor({name: of_metric(name) for name in _NAMES[:3]})
 
     def _score(self, client: Client, stages: Mapping[int, int]) -> dict[int, Scores]:
         """Scores one model as it predicts for clients at their stages."""
-        found = {
+        metrics_of = {
             number: {ending: self._metric(number, ending) for ending in self.endings} for number in stages
         }
         for batch in self.loader:
             prediction = predict_batch(client, batch, self.fabric)
             assert prediction.logits is not None
-            others = {f"_{name}": logits for name, logits in prediction.others.items()}
-            by_ending = {"": prediction.logits, "_masked": prediction.logits, **others}
+            other_logits = {f"_{name}": logits for name, logits in prediction.others.items()}
+            by_ending = {"": prediction.logits, "_masked": prediction.logits, **other_logits}
             for ending, logits in by_ending.items():
                 guesses = logits.cpu()
-                for number, metrics in found.items():
+                for number, metrics in metrics_of.items():
                     metrics[ending].update(guesses, batch["label"], stages[number])
         return {
             number: {ending: metric.of_stage(stages[number]) for ending, metric in metrics.items()}
-            for number, metrics in found.items()
+            for number, metrics in metrics_of.items()
         }
 
     def _metric(self, client: int, ending: str) -> ContinualAccuracy:
@@ -167,13 +170,15 @@ class StreamAccuracyEvaluator(Evaluator):
         last: dict[int, dict[int, Scores]] = {}
         for report in reports:
             for client, scores in report.trained.items():
-                self._visited(last, client, report.round, scores)
+                self._add_visit(last, client, report.round, scores)
         return last
 
-    def _visited(self, last: dict[int, dict[int, Scores]], client: int, round: int, scores: Scores) -> None:
-        """Adds the scores of a round; where stages come again, those of later stages are of the turn before."""
+    def _add_visit(self, last: dict[int, dict[int, Scores]], client: int, round: int, scores: Scores) -> None:
+        """Adds a client's scores of a round; drops those of later stages, outdated where stages come again."""
         stage = self.module.stage(client, round)
-        earlier = {s: found for s, found in last.get(client, {}).items() if s < stage}
+        earlier = {
+            number: stage_scores for number, stage_scores in last.get(client, {}).items() if number < stage
+        }
         last[client] = {**earlier, stage: scores}
 
     def _summarise(
@@ -188,19 +193,19 @@ class StreamAccuracyEvaluator(Evaluator):
             client: dict.fromkeys(self.metrics, math.nan) for client in server
         }
         for client, ending in itertools.product(values, self.endings):
-            found = self._compute(client, ending, server[client])
-            values[client][f"global_accuracy{ending}"] = found["accuracy"]
+            computed = self._compute(client, ending, server[client])
+            values[client][f"global_accuracy{ending}"] = computed["accuracy"]
             if client not in trained:
                 continue
-            found = self._compute(client, ending, trained[client])
+            computed = self._compute(client, ending, trained[client])
             if self.own_models:
-                values[client][f"local_accuracy{ending}"] = found["accuracy"]
+                values[client][f"local_accuracy{ending}"] = computed["accuracy"]
             values[client] |= {
-                f"incremental_accuracy{ending}": found["incremental_accuracy"],
-                f"forgetting{ending}": found["forgetting"],
+                f"incremental_accuracy{ending}": computed["incremental_accuracy"],
+                f"forgetting{ending}": computed["forgetting"],
             }
             if client in participants:
-                values[client][f"selection_accuracy{ending}"] = found["accuracy"]
+                values[client][f"selection_accuracy{ending}"] = computed["accuracy"]
         lower = [name for name in self.metrics if name.startswith("forgetting")]
         return summarise_clients(values, sizes, lower)
 

@@ -20,12 +20,12 @@ from lit_fedad.metrics.federated import Summary, over_clients, plain_values, sum
 
 
 class Scored(NamedTuple):
-    """What the scores of one model are worth.
+    """Metrics of the scores of one model.
 
     Attributes:
         state: Metric state of all test images.
-        products: Values of each product's images, by product and name. They are numbers, as a state a product would
-            take several megabytes for every client.
+        products: Values of each product's images, by product and name. They are numbers, because a state for each
+            product would take several megabytes for every client.
         predicted: The scores, and the maps that are drawn; None where they stay with the client.
     """
 
@@ -70,7 +70,7 @@ class AnomalyEvaluator(Evaluator):
             self.metrics = (*self.metrics, "spro")
 
     def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
-        """Computes the metrics after a round; keeps the maps that are drawn of the client with most images."""
+        """Computes the metrics after a round; keeps maps for the figures of the client with most images."""
         if self.cases is not None:
             self.cases.choose(federation.clients)
         return super().evaluate(federation, round)
@@ -88,24 +88,24 @@ class AnomalyEvaluator(Evaluator):
     def states(
         self, client: Client, predicted: Predicted, cases: Cases | None = None
     ) -> dict[str, AnomalyMetrics]:
-        """Computes a client's metric states by product; their `union` is that of all images. Predictions are added."""
+        """Computes a client's metric states by product, whose `union` is that of all images; fills ``predicted``."""
         assert self.loader is not None
         states: dict[str, AnomalyMetrics] = {}
         for batch, prediction in predictions(client, self.loader, self.fabric, predicted, cases):
             scores, maps = prediction.image_score.cpu(), prediction.anomaly_map if self.pixel else None
             names = [self.products[index] for index in batch["index"].tolist()]
             for product in dict.fromkeys(names):
-                own = torch.tensor([place for place, name in enumerate(names) if name == product])
+                rows = torch.tensor([row for row, name in enumerate(names) if name == product])
                 pixels: dict[str, Any] = {}
                 if maps is not None:
-                    pixels = {"anomaly_maps": maps.cpu()[own], "masks": batch["mask"][own]}
-                    pixels["regions"] = [batch["regions"][i] for i in own] if "regions" in batch else None
+                    pixels = {"anomaly_maps": maps.cpu()[rows], "masks": batch["mask"][rows]}
+                    pixels["regions"] = [batch["regions"][i] for i in rows] if "regions" in batch else None
                 if product not in states:
                     spro_limit = None if maps is None else self.spro_limit
                     states[product] = AnomalyMetrics(
                         bool(pixels), limit=self.pro_limit, spro_limit=spro_limit
                     )
-                states[product].update(scores[own], batch["label"][own], **pixels)
+                states[product].update(scores[rows], batch["label"][rows], **pixels)
         return states
 
     discloses = (

@@ -129,8 +129,8 @@ class AnomalyStreamEvaluator(Evaluator):
     the other test images are scored too, for decisions.
 
     Args:
-        judges: The evaluator of each product type, by its number (`product_evaluators`); none on a server whose
-            clients have test images of their own.
+        judges: The evaluator of each product type, by the number of the type (`product_evaluators`); none on a server
+            whose clients have test images of their own.
         timetable: Each client's stage in a round.
         counts: Training images of each client by stage and product type [M_i, K].
         pro_limit: Largest false positive rate of PRO.
@@ -149,9 +149,14 @@ class AnomalyStreamEvaluator(Evaluator):
     ) -> None:
         self.judges, self.timetable, self.pro_limit, self.common = judges, timetable, pro_limit, common
         self.cases = cases
-        self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
+        # For each client and stage: the numbers of its product types.
+        self.tasks = [
+            [frozenset(np.flatnonzero(row).tolist()) for row in stage_counts] for stage_counts in counts
+        ]
         measured = next((judge.metrics for judge in judges.values()), AnomalyEvaluator.metrics)
-        self.summary = StageMetrics(timetable, [own.sum(1).tolist() for own in counts], measured)
+        self.summary = StageMetrics(
+            timetable, [stage_counts.sum(1).tolist() for stage_counts in counts], measured
+        )
         self.metrics = self.summary.names
 
     def score(self, client: Client, number: int) -> Judged | dict[int, Judged]:
@@ -160,7 +165,7 @@ class AnomalyStreamEvaluator(Evaluator):
         stages, alike = self.timetable.stages(round), self.alike(client, round)
         holders = {number: stages[number]}
         if alike:
-            holders = {one: stage for one, stage in enumerate(stages) if any(self.tasks[one])}
+            holders = {other: stage for other, stage in enumerate(stages) if any(self.tasks[other])}
         drawn = self.cases is not None and (number == self.cases.client or alike)
         judged = self._judge(client, holders, round == self.timetable.rounds, self.cases if drawn else None)
         return judged if alike else judged[number]
@@ -183,7 +188,9 @@ class AnomalyStreamEvaluator(Evaluator):
             if not all(state.pixel for states in met.values() for state in states):
                 met = {client: [of_images(state) for state in states] for client, states in met.items()}
             now = {
-                client: Judged(union(states), [float(own.compute_local()["i_auroc"]) for own in states], {})
+                client: Judged(
+                    union(states), [float(state.compute_local()["i_auroc"]) for state in states], {}
+                )
                 for client, states in met.items()
             }
         return Evaluation(self.summary.summarise(now, round, federation.history), predictions=predicted)
@@ -204,31 +211,33 @@ class AnomalyStreamEvaluator(Evaluator):
         return Judged(states[0], [], {}, states)
 
     def _judge(
-        self, client: Client, stages: Mapping[int, int], whole: bool, cases: Cases | None
+        self, client: Client, stages: Mapping[int, int], all_products: bool, cases: Cases | None
     ) -> dict[int, Judged]:
         """Scores one model as it predicts for clients at their stages; each product is scored once.
 
-        With ``whole``, test images of products that none of them has met are scored too.
+        With ``all_products``, test images of products that none of them has met are scored too.
         """
         tasks = {holder: self.tasks[holder][: stage + 1] for holder, stage in stages.items()}
-        met = {holder: frozenset[int]().union(*own) for holder, own in tasks.items()}
+        met = {holder: frozenset[int]().union(*of_stages) for holder, of_stages in tasks.items()}
         predicted = Predicted.empty(max(len(judge.products) for judge in self.judges.values()))
-        scored = {
+        states_of = {
             product: self.judges[product].states(client, predicted, cases)
             for product in sorted(frozenset[int]().union(*met.values()))
         }
-        for judge in (self.judges[product] for product in self.judges if whole and product not in scored):
+        for judge in (
+            self.judges[product] for product in self.judges if all_products and product not in states_of
+        ):
             assert judge.loader is not None
             for _ in predictions(client, judge.loader, judge.fabric, predicted, cases):
                 pass
-        alone = {
+        values_of = {
             product: {name: plain_values(state) for name, state in states.items()}
-            for product, states in scored.items()
+            for product, states in states_of.items()
         }
-        wanted = {*met.values(), *(task for own in tasks.values() for task in own)}
+        groups = {*met.values(), *(task for of_stages in tasks.values() for task in of_stages)}
         states = {
-            products: union(state for product in sorted(products) for state in scored[product].values())
-            for products in wanted
+            products: union(state for product in sorted(products) for state in states_of[product].values())
+            for products in groups
         }
         image_aurocs = {
             products: float(state.compute_local()["i_auroc"]) for products, state in states.items()
@@ -236,12 +245,16 @@ class AnomalyStreamEvaluator(Evaluator):
         return {
             holder: Judged(
                 states[met[holder]],
-                [image_aurocs[task] for task in own],
-                {name: values for product in sorted(met[holder]) for name, values in alone[product].items()},
-                () if self.common else [states[task] for task in own],
+                [image_aurocs[task] for task in of_stages],
+                {
+                    name: values
+                    for product in sorted(met[holder])
+                    for name, values in values_of[product].items()
+                },
+                () if self.common else [states[task] for task in of_stages],
                 predicted,
             )
-            for holder, own in tasks.items()
+            for holder, of_stages in tasks.items()
         }
 
 
@@ -266,7 +279,7 @@ def product_evaluators(
     Raises:
         UserError: If a product type of a stage has no test images.
     """
-    staged = {int(product) for own in counts for product in np.flatnonzero(own.sum(0))}
+    staged = {int(product) for stage_counts in counts for product in np.flatnonzero(stage_counts.sum(0))}
     products, limits = [sample.category for sample in images.test], (pro_limit, spro_limit)
     judges: dict[int, AnomalyEvaluator] = {}
     for number, product in enumerate(images.categories):

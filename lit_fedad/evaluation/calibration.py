@@ -1,4 +1,4 @@
-"""Calibrates decisions: the images that are held out, the scores that clients count on them, and the rates promised."""
+"""Calibration of decisions: images that are held out, clients' counts of their scores, and rates that are promised."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from lit_fedad.metrics.conformal import Alpha, Calibration, ScoreCounts
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
 HELD_OUT = 0.2
-"""Share of each client's images that calibrates, where a method's model cannot leave images out again."""
+"""Share of each client's images that is held out, for methods whose model cannot leave images out afterwards."""
 
 LEAST = 9
-"""Images that a client with a model of its own holds out at least, up to half of them: as many as 0.1 needs."""
+"""Images that a client with a model of its own holds out at least, up to half of its images: a rate of 0.1 needs 9."""
 
 
 def alphas(config: Config) -> list[Alpha]:
@@ -39,7 +39,7 @@ def alphas(config: Config) -> list[Alpha]:
 
 
 def noised_run(config: Config) -> bool:
-    """Tells whether a run's sums are noised: images cannot be taken out of them again."""
+    """Tells whether a run's sums are noised, so that images cannot be taken out of them again."""
     privacy = config["federation"].get("privacy")
     return privacy is not None and privacy["epsilon"] is not None
 
@@ -77,10 +77,10 @@ def calibration_scores(
 class CalibrationScores:
     """A function that counts a client's calibration scores by product.
 
-    The scores are those of images that the client keeps back (`Partition.calibration`). Of a method whose model is made
-    of sums (`Exchanges.leave_out`) they are those of all training images, a fold at a time, by the model without that
-    fold (cross-conformal prediction; Vovk, 2015): the federation trains with all of them all the same. Images of
-    a stage that the sums do not hold are scored by the model as it is.
+    The scores are those of images that the client keeps back (`Partition.calibration`). For a method whose model is
+    made of sums (`Exchanges.leave_out`) they are those of all training images: each fold is scored by the model without
+    that fold (cross-conformal prediction; Vovk, 2015), although the federation trains with all of them. Images of a
+    stage that the sums do not hold are scored by the model as it is.
 
     Args:
         images: Products of the training images.
@@ -89,9 +89,9 @@ class CalibrationScores:
         fabric: Moves batches and sets precision.
         folds: Number of folds.
         seed: Seed of the folds.
-        group: Regular expression of images of a client that stay in one fold (`image_groups`); None for none. Those
-            of other clients stay in the sums: ``partition=by_group`` keeps a group at one client.
-        leave_out: Takes images out of the model's sums; None of models that are no sums, or noised ones.
+        group: Regular expression of images of a client that stay in one fold (`image_groups`); None for none. Images
+            of the group at other clients stay in the sums: ``partition=by_group`` keeps a group at one client.
+        leave_out: Takes images out of the model's sums; None for models that are no sums, and for noised sums.
 
     Raises:
         UserError: If the expression does not fit the images.
@@ -113,7 +113,7 @@ class CalibrationScores:
         self.folds, self.seed, self.leave_out = folds, seed, leave_out
 
     def __call__(self, client: Client, number: int) -> dict[str, ScoreCounts]:
-        """Counts the scores of one client's images by product; none of a client that holds no image out."""
+        """Counts the scores of one client's images by product; empty for a client that holds no image out."""
         if self.partition.calibration:
             indices = list(self.partition.calibration[number])
             if not indices:
@@ -129,31 +129,35 @@ class CalibrationScores:
 
     def _scores_by_fold(self, client: Client, sums: LeaveOut, number: int, indices: list[int]) -> Tensor:
         scores = torch.full((len(indices),), torch.nan)
-        held = {
+        in_sums = {
             index: sums.holds(client, stage)
-            for stage, own in enumerate(self.partition.by_stage[number])
-            for index in own
+            for stage, stage_indices in enumerate(self.partition.by_stage[number])
+            for index in stage_indices
         }
-        named = grouped((self.groups[index], place) for place, index in enumerate(indices) if held[index])
-        groups = list(named.values())
+        members = grouped(
+            (self.groups[index], position) for position, index in enumerate(indices) if in_sums[index]
+        )
+        groups = list(members.values())
         order = numpy_generator(self.seed, "calibration folds", number).permutation(len(groups))
         folds = [
             sorted(chain.from_iterable(groups[group] for group in chosen))
             for chosen in np.array_split(order, max(min(self.folds, len(groups)), 1))
-            if len(chosen)  # no fold of a client whose images the sums do not hold
+            if len(chosen)  # a client none of whose images the sums hold has no fold
         ]
-        loaders = [self.module.normal_loader([indices[place] for place in places]) for places in folds]
-        for places, found in zip(folds, sums.scores(client, loaders, self._scores), strict=True):
-            if found is not None:  # without these images there is no model to score them by otherwise
-                scores[places] = found
+        loaders = [
+            self.module.normal_loader([indices[position] for position in positions]) for positions in folds
+        ]
+        for positions, fold_scores in zip(folds, sums.scores(client, loaders, self._scores), strict=True):
+            if fold_scores is not None:  # None: there is no model without these images
+                scores[positions] = fold_scores
         unseen = [
-            place
-            for place, index in enumerate(indices)
-            if held[index] is False and self.groups[index] not in named
+            position
+            for position, index in enumerate(indices)
+            if in_sums[index] is False and self.groups[index] not in members
         ]
-        if unseen:  # the model is as it is without them
+        if unseen:  # the model does not contain them
             scores[unseen] = self._scores(
-                client, self.module.normal_loader([indices[place] for place in unseen])
+                client, self.module.normal_loader([indices[position] for position in unseen])
             )
         return scores
 
@@ -161,7 +165,7 @@ class CalibrationScores:
         products = [self.images.train[index].category for index in indices]
         counts = {}
         for product in dict.fromkeys(products):
-            of_product = scores[[place for place, other in enumerate(products) if other == product]]
+            of_product = scores[[position for position, other in enumerate(products) if other == product]]
             if len(of_product := of_product[~of_product.isnan()]):
                 counts[product] = ScoreCounts.of(of_product)
         return counts
@@ -171,7 +175,7 @@ class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
     """The query for the counts of a client's calibration scores, by product.
 
     Args:
-        products: Names of all clients' products; a product crosses as its place in this list.
+        products: Names of all clients' products; a product crosses as its position in this list.
         scores: Counts the client's scores; None on a server whose clients hold their images.
     """
 
@@ -189,10 +193,13 @@ class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
 
     def pack(self, answer: dict[str, ScoreCounts]) -> Message:
         """Returns product, bin and count of every bin that holds a score."""
-        places = [
+        numbers = [
             torch.full_like(counts.bins, self.products.index(product)) for product, counts in answer.items()
         ]
-        columns = (places, *([getattr(c, name) for c in answer.values()] for name in ("bins", "counts")))
+        columns = (
+            numbers,
+            *([getattr(counts, name) for counts in answer.values()] for name in ("bins", "counts")),
+        )
         return {
             name: torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
             for name, parts in zip(("products", "bins", "counts"), columns, strict=True)
@@ -213,15 +220,15 @@ class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
         Raises:
             UserError: If the bins of a product do not ascend.
         """
-        found = {}
-        for place in message["products"].unique().tolist():
-            chosen = message["products"] == place
+        counts_of = {}
+        for number in message["products"].unique().tolist():
+            chosen = message["products"] == number
             counts = {name: message[name][chosen].tolist() for name in ("bins", "counts")}
-            found[self.products[place]] = ScoreCounts.from_json(counts)
-        return found
+            counts_of[self.products[number]] = ScoreCounts.from_json(counts)
+        return counts_of
 
 
 def calibrate(federation: QueriedFederation, round: int, query: CalibrationQuery) -> Calibration:
     """Asks all clients for their calibration scores after a round; empty on all processes but the first."""
-    counted = federation.ask(round, query, sums=federation.exchanges.leave_out is not None)
-    return Calibration(counted, federation.client.predictors.shared)
+    score_counts = federation.ask(round, query, sums=federation.exchanges.leave_out is not None)
+    return Calibration(score_counts, federation.client.predictors.shared)

@@ -24,12 +24,12 @@ RATES = ("false_alarm_rate", "miss_rate", "false_alarm_rate_foreign", "miss_rate
 
 @dataclass(frozen=True)
 class EvaluatedImages:
-    """What decisions are judged by.
+    """Test images by which decisions are judged.
 
     Attributes:
         labels: 0 for a normal image, 1 for an anomalous one, int64 [n].
         products: Product of each image; None where an image belongs to none, as anomalies of foreign classes do.
-        held: Number of each client's images by product, of those that it holds.
+        held: Number of each client's training images by client and product, of the products that it holds.
         known: Whether a decision may depend on an image's product.
     """
 
@@ -41,7 +41,7 @@ class EvaluatedImages:
 
 @dataclass
 class Rate:
-    """Numbers of normal images, of those called anomalous, of anomalous images, and of those called normal."""
+    """Numbers of normal images, of false alarms among them, of anomalous images, and of misses among them."""
 
     normal: float = 0
     false_alarms: float = 0
@@ -57,7 +57,7 @@ class Rate:
 
     def __add__(self, other: Rate) -> Rate:
         return Rate(
-            *(one + another for one, another in zip(vars(self).values(), vars(other).values(), strict=True))
+            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
         )
 
     @classmethod
@@ -65,7 +65,7 @@ class Rate:
         """Mixes rates of products by weight, such as the number of images that a client has of each.
 
         Returns:
-            The mean rates, of the number of images that is worth as much: (sum w)^2 / sum w^2 / n.
+            The weighted mean rates, of an effective number of images: (sum w)^2 / sum(w^2 / n).
         """
         normal = [(weight, rate.normal, rate.false_alarms) for weight, rate in parts if rate.normal]
         anomalous = [(weight, rate.anomalous, rate.misses) for weight, rate in parts if rate.anomalous]
@@ -82,7 +82,7 @@ class Rate:
         return self.misses / self.anomalous if self.anomalous else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Returns numbers, rates and their 95 % intervals, as of so many images."""
+        """Returns numbers, rates, and 95 % intervals of rates that are seen in so many images."""
         return {
             **vars(self),
             "false_alarm_rate": self.false_alarm_rate,
@@ -93,7 +93,7 @@ class Rate:
 
 
 class DecisionsQuery(ClientQuery[dict[str | None, Rate]]):
-    """The query how many of a client's own test images are called anomalous, by product.
+    """The query how many of a client's own test images are judged rightly and wrongly, by product.
 
     Anomalies that belong to no product, as those of foreign classes, are counted under None.
 
@@ -101,8 +101,8 @@ class DecisionsQuery(ClientQuery[dict[str | None, Rate]]):
         products: Names of all clients' products.
         limits: Score above which an image is called anomalous, by product.
         images: The client's test images; None on the server.
-        scores: Scores them with the live client; None on the server.
-        shipped: Whether the limits are those that the detector is shipped with, and a client may report by.
+        scores: Scores these images with the live client; None on the server.
+        shipped: Whether the limits are those that the detector is shipped with, which a client may report by.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class DecisionsQuery(ClientQuery[dict[str | None, Rate]]):
         """Builds the counts by product, of products with test images.
 
         Raises:
-            UserError: If more images are wrong than there are.
+            UserError: If more decisions are wrong than there are images.
         """
         rates = {}
         for product, row in zip(self.products, message["rates"].tolist(), strict=True):
@@ -166,8 +166,10 @@ def rates_of(scores: Tensor, images: EvaluatedImages, limits: Mapping[str, float
     """Counts decisions about images by product: scores [n] above the limit of their product are anomalous."""
     rates = {}
     for product in dict.fromkeys(images.products):
-        place = torch.tensor([i for i, other in enumerate(images.products) if other == product])
-        rates[product] = Rate.of(images.labels[place], scores[place].double() > limit_of(limits, product))
+        positions = torch.tensor([i for i, other in enumerate(images.products) if other == product])
+        rates[product] = Rate.of(
+            images.labels[positions], scores[positions].double() > limit_of(limits, product)
+        )
     return rates
 
 
@@ -202,7 +204,7 @@ def judged(
 def decide(
     scores: Mapping[int, Tensor], images: EvaluatedImages, calibration: Calibration, alpha: Alpha
 ) -> dict[int, dict[str, Any]]:
-    """Judges every client's decisions about the test images, of which it has scores [n].
+    """Judges every client's decisions about the test images, given their scores [n] by client.
 
     Returns:
         What `judged` returns, by client; ``promised``, the client's rate of false alarms; and ``deciding``, how many
@@ -245,7 +247,7 @@ def decide_apart(
         for client in federation.clients
     )
     by_client: dict[int, dict[str, Any]] = {}
-    # Clients of the same limits are asked at once, and see no others'.
+    # Clients with the same limits are asked together; no client sees the limits of others.
     for values, clients in groups.items():
         limits = dict(zip(products, values, strict=True))
         query = DecisionsQuery(products, limits, shipped=shipped)
@@ -332,8 +334,8 @@ def pooled_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Rate]:
 def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
     """Computes 95 % intervals (Wilson) of the false alarms that `pooled_rates` returns, by side.
 
-    Clients of one run judge the same images, with one model even alike: together they are worth no more images than
-    there are of the products that any of them has on that side.
+    Clients of one run judge the same images, and with one model in the same way. So all of them count as no more images
+    than there are of the products that any client has on that side.
     """
     intervals, of_products = {}, product_rates(judged)
     for side, rate in pooled_rates(judged).items():
@@ -345,8 +347,8 @@ def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple
 def mean_interval(judged: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
     """Computes the 95 % interval (Wilson) of clients' mean false alarms about their own products.
 
-    Clients of one run judge the same images. So their mean is one of products, each with its mean weight at the
-    clients, and worth as many images as `Rate.mixed` says.
+    Clients of one run judge the same images. So their mean is a mean over products, each with its mean weight at the
+    clients, and counts as many images as `Rate.mixed` says.
     """
     measured = [decisions for decisions in judged.values() if decisions["own"].normal]
     weights, rates = dict[str, float](), product_rates(judged)["own"]
@@ -361,7 +363,7 @@ def mean_interval(judged: Mapping[int, Mapping[str, Any]]) -> tuple[float, float
 
 
 def _mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Returns number of images and events of the weighted mean of rates, each of a weight, images and events."""
+    """Returns effective images, and events, of a weighted mean of rates, given weight, images and events of each."""
     total = sum(weight for weight, _, _ in parts)
     if not total:
         return 0, 0

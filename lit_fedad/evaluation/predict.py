@@ -27,10 +27,10 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
     with torch.inference_mode(), fabric.autocast():
         prediction = client.predict_step(fabric.to_device(batch))
     scores, maps, logits = prediction.image_score, prediction.anomaly_map, prediction.logits
-    for name, found, form in (("image_score", scores, "[B]"), ("anomaly_map", maps, "[B, H, W]")):
-        if found is not None and found.dim() != form.count(",") + 1:
+    for name, value, form in (("image_score", scores, "[B]"), ("anomaly_map", maps, "[B, H, W]")):
+        if value is not None and value.dim() != form.count(",") + 1:
             task = type(client.task).__name__
-            raise UserError(f"task {task} predicts an {name} of shape {list(found.shape)}; give {form}")
+            raise UserError(f"task {task} predicts an {name} of shape {list(value.shape)}; give {form}")
     return Prediction(
         scores.float(),
         None if maps is None else maps.float(),
@@ -44,16 +44,16 @@ def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
     return torch.cat([predict_batch(client, batch, fabric).image_score.cpu() for batch in loader])
 
 
-_MOST_BYTES = 1 << 28
-"""Most memory that embeddings are kept in: those of 12,000 images take 25 MB, of patches they take gigabytes."""
+_MAX_BYTES = 1 << 28
+"""Most memory for kept embeddings: those of 12,000 images take 25 MB, of patches they take gigabytes."""
 
 
 class ImageScorer:
     """A function that scores the images of a loader with a client.
 
-    Clients with banks of their own often share one averaged network. What that makes of the images (`Task.embedding`)
-    is computed once, and kept for as long as clients' states are the same, number for number, but for what it does not
-    depend on (`Task.scoring_buffers`).
+    Clients with banks of their own often share one averaged network. Its embeddings of the images (`Task.embedding`)
+    are computed once, and kept for as long as clients' states are equal number for number, apart from those that
+    embeddings do not depend on (`Task.scoring_buffers`).
 
     Args:
         loader: Images in a fixed order.
@@ -71,22 +71,24 @@ class ImageScorer:
 
     def batches(self, client: Client) -> Iterator[tuple[dict[str, Any], Tensor, Prediction]]:
         """Yields each batch, its embedding, and a client's prediction."""
-        task, alone = client.task, client.predictors.shared  # alone: nobody else is asked
+        task, shared = client.task, client.predictors.shared  # a shared model is scored once: nothing is kept
         relevant = learned_state(task).keys() - task.scoring_buffers
-        network = {} if alone else {n: entry for n, entry in task.state_dict().items() if n in relevant}
-        if alone or not same(network, self.network):
+        network = (
+            {} if shared else {name: entry for name, entry in task.state_dict().items() if name in relevant}
+        )
+        if shared or not same(network, self.network):
             self.network, self.embeddings = detached(network), []
-        known, kept, size, batches = self.embeddings, list[Tensor](), 0, 0
-        for place, images in enumerate(self.loader):
+        stored, computed, num_bytes, batches = self.embeddings, list[Tensor](), 0, 0
+        for number, images in enumerate(self.loader):
             batch = self.fabric.to_device(images)
             with torch.inference_mode(), self.fabric.autocast():
-                embedding = known[place] if known else task.embedding(batch)
-            size, batches = size + embedding.nbytes, batches + 1
-            if not known and not alone and size <= _MOST_BYTES:
-                kept.append(embedding.cpu())
+                embedding = stored[number] if stored else task.embedding(batch)
+            num_bytes, batches = num_bytes + embedding.nbytes, batches + 1
+            if not stored and not shared and num_bytes <= _MAX_BYTES:
+                computed.append(embedding.cpu())
             yield images, embedding, predict_batch(client, {**batch, "embedding": embedding}, self.fabric)
-        if len(kept) == batches:
-            self.embeddings = kept
+        if len(computed) == batches:
+            self.embeddings = computed
 
 
 @dataclass
@@ -136,20 +138,20 @@ class Cases:
         chosen = self._candidates([*predicted.maps, *batch], predicted.scores)
         for dropped in predicted.maps.keys() - chosen:
             del predicted.maps[dropped]
-        for place, image in enumerate(batch):
+        for row, image in enumerate(batch):
             if image in chosen:
-                predicted.maps[image] = maps[place].to("cpu", copy=True)
+                predicted.maps[image] = maps[row].to("cpu", copy=True)
 
     def _candidates(self, images: Sequence[int], scores: Tensor) -> set[int]:
-        found: set[int] = set()
+        candidates: set[int] = set()
         for label, sign in ((0, 1), (1, -1)):
             ranked = sorted(
                 (sign * float(scores[image]), image)
                 for image in images
                 if self.labels[image] == label and scores[image].isfinite()
             )
-            found.update(image for _, image in (*ranked[: self.each], *ranked[-self.each :]))
-        return found
+            candidates.update(image for _, image in (*ranked[: self.each], *ranked[-self.each :]))
+        return candidates
 
 
 def predictions(

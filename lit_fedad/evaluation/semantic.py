@@ -27,7 +27,7 @@ _UNDECIDED = 2
 
 @dataclass(frozen=True)
 class SemanticTest:
-    """What a client is scored by.
+    """Test images and calibration by which clients are scored.
 
     Attributes:
         scorer: Scores all test images with a client.
@@ -47,7 +47,7 @@ class SemanticTest:
 
 
 class SemanticScores(NamedTuple):
-    """What the scores of one model are worth.
+    """Metrics and thresholds of one model.
 
     Attributes:
         metrics: Metric state of all test images.
@@ -73,7 +73,7 @@ class SemanticEvaluator(Evaluator):
 
     Args:
         anomalies: Names of the anomaly sets, which are the classes after the normal ones.
-        test: What clients are scored by; None on a server whose clients have test images of their own.
+        test: Test images and calibration; None on a server whose clients have test images of their own.
         clients: Clients that hold images; the features of the first are drawn.
         common: Whether all clients are scored on these images.
     """
@@ -101,7 +101,9 @@ class SemanticEvaluator(Evaluator):
         metrics = SemanticMetrics(self.anomalies)
         metrics.update(predicted.scores, (self.test.labels - self.test.normal_classes + 1).clamp(min=0))
         holders = self.clients if alike else [number]
-        return SemanticScores(metrics, {one: self.threshold(client, one) for one in holders}, predicted)
+        return SemanticScores(
+            metrics, {holder: self.threshold(client, holder) for holder in holders}, predicted
+        )
 
     def _predicted(self, client: Client, drawn: bool) -> Predicted:
         """Predicts the test images, and keeps the features of those that are shown where the client is drawn."""
@@ -111,10 +113,10 @@ class SemanticEvaluator(Evaluator):
         chosen = set(shown.tolist())
         for batch, embedding, prediction in self.test.scorer.batches(client):
             scores.append(prediction.image_score.cpu())
-            places = [place for place, index in enumerate(batch["index"].tolist()) if index in chosen]
-            if places:
-                rows = represented(client.task, embedding)[places].cpu()
-                features |= dict(zip(batch["index"][places].tolist(), rows, strict=True))
+            positions = [place for place, index in enumerate(batch["index"].tolist()) if index in chosen]
+            if positions:
+                rows = represented(client.task, embedding)[positions].cpu()
+                features |= dict(zip(batch["index"][positions].tolist(), rows, strict=True))
         rows_in_order = [features[index] for index in shown.tolist()]
         return Predicted(torch.cat(scores), features=torch.stack(rows_in_order) if rows_in_order else None)
 
@@ -133,8 +135,8 @@ class SemanticEvaluator(Evaluator):
         decisions = concatenated(metrics.decisions).nan_to_num(_UNDECIDED)
         bins = IMAGE_BINS.index(concatenated(metrics.scores))
         rows = torch.stack([concatenated(metrics.sets).long(), decisions.long(), bins.long()], dim=1)
-        found, counts = rows.unique(dim=0, return_counts=True)
-        sets, decided, binned = found.unbind(dim=1)
+        combinations, counts = rows.unique(dim=0, return_counts=True)
+        sets, decided, binned = combinations.unbind(dim=1)
         return {"sets": sets, "decisions": decided, "bins": binned, "counts": counts}
 
     def spec(self) -> MessageSpec:

@@ -24,19 +24,19 @@ MOST_IMAGES = 10_000_000
 
 
 def packed_states(states: Sequence[AnomalyMetrics]) -> Message:
-    """Returns bins and counts of one or more metric states; the bins of a state follow those of the one before."""
-    whole: dict[str, list[Tensor]] = {}
+    """Returns bins and counts of one or more metric states, the bins of each state after those of the state before."""
+    histograms: dict[str, list[Tensor]] = {}
     for state in states:
         index = IMAGE_BINS.index(concatenated(state.image_scores)).long()
         anomalous = concatenated(state.image_labels) != 0
         for label, chosen in (("normal", ~anomalous), ("anomalous", anomalous)):
             counts = torch.bincount(index[chosen], minlength=IMAGE_BINS.count)
-            whole.setdefault(f"images.{label}", []).append(counts)
+            histograms.setdefault(f"images.{label}", []).append(counts)
         empty = torch.zeros(0, dtype=torch.int64)
         for name in PIXELS:
-            whole.setdefault(f"pixels.{name}", []).append(getattr(state, name) if state.pixel else empty)
+            histograms.setdefault(f"pixels.{name}", []).append(getattr(state, name) if state.pixel else empty)
     message: Message = {}
-    for name, parts in whole.items():
+    for name, parts in histograms.items():
         histogram = torch.cat(parts)
         bins = histogram.nonzero().flatten()
         message |= {f"{name}.bins": bins, f"{name}.counts": histogram[bins]}
@@ -44,7 +44,7 @@ def packed_states(states: Sequence[AnomalyMetrics]) -> Message:
 
 
 def states_spec(states: int) -> MessageSpec:
-    """Declares what `packed_states` returns of at most so many states."""
+    """Declares what `packed_states` returns for at most ``states`` states."""
     images = [
         (f"images.{label}", states * IMAGE_BINS.count, MOST_IMAGES) for label in ("normal", "anomalous")
     ]
@@ -53,28 +53,28 @@ def states_spec(states: int) -> MessageSpec:
 
 
 def unpacked_states(message: Message, states: int, pro_limit: float) -> list[AnomalyMetrics]:
-    """Builds so many metric states of what `packed_states` returned; those that it lacks are empty.
+    """Builds ``states`` metric states from what `packed_states` returned; those that it lacks are empty.
 
     Raises:
         UserError: If there are more images than a client may have.
     """
     pixel = any(len(message[f"pixels.{name}.bins"]) for name in PIXELS)
-    found = [AnomalyMetrics(pixel=pixel, limit=pro_limit) for _ in range(states)]
+    all_metrics = [AnomalyMetrics(pixel=pixel, limit=pro_limit) for _ in range(states)]
     for label, name in enumerate(("images.normal", "images.anomalous")):
         bins, counts = message[f"{name}.bins"], message[f"{name}.counts"]
         if int(counts.sum()) > MOST_IMAGES:
             raise UserError(f"the client scored more than {MOST_IMAGES} images")
-        for place, metrics in enumerate(found):
-            own = bins // IMAGE_BINS.count == place
+        for number, metrics in enumerate(all_metrics):
+            own = bins // IMAGE_BINS.count == number
             scores = IMAGE_BINS.upper(bins[own] % IMAGE_BINS.count).repeat_interleave(counts[own])
             metrics.image_scores.append(scores)
             metrics.image_labels.append(torch.full((len(scores),), float(label)))
     for name in PIXELS if pixel else ():
-        whole = torch.zeros(states * DEFAULT_BINS.count, dtype=torch.int64)
-        whole[message[f"pixels.{name}.bins"]] = message[f"pixels.{name}.counts"]
-        for metrics, own in zip(found, whole.split(DEFAULT_BINS.count), strict=True):
+        histogram = torch.zeros(states * DEFAULT_BINS.count, dtype=torch.int64)
+        histogram[message[f"pixels.{name}.bins"]] = message[f"pixels.{name}.counts"]
+        for metrics, own in zip(all_metrics, histogram.split(DEFAULT_BINS.count), strict=True):
             setattr(metrics, name, own)
-    return found
+    return all_metrics
 
 
 def of_images(state: AnomalyMetrics) -> AnomalyMetrics:
@@ -84,9 +84,9 @@ def of_images(state: AnomalyMetrics) -> AnomalyMetrics:
     return metrics
 
 
-def _sparse_spec(name: str, count: int, most: int) -> MessageSpec:
-    held = Free(name, count)
+def _sparse_spec(name: str, count: int, highest: int) -> MessageSpec:
+    length = Free(name, count)
     return {
-        f"{name}.bins": TensorSpec((held,), torch.int64, low=0, high=count - 1, distinct=True),
-        f"{name}.counts": TensorSpec((held,), torch.int64, low=1, high=most, counted=True),
+        f"{name}.bins": TensorSpec((length,), torch.int64, low=0, high=count - 1, distinct=True),
+        f"{name}.counts": TensorSpec((length,), torch.int64, low=1, high=highest, counted=True),
     }

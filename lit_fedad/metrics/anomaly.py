@@ -1,11 +1,11 @@
-"""The figures of anomaly detection in one metric: of images, and of pixels."""
+"""All values of anomaly detection in one metric: those of images, and those of pixels."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, kept
+from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, flat_copy
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, as_scores, distinct_bins
 from lit_fedad.metrics.functional.curves import aupimo, auroc, average_precision, f1_max, pro
 from lit_fedad.metrics.functional.histograms import (
@@ -18,7 +18,8 @@ from lit_fedad.metrics.functional.histograms import (
 )
 
 PIXELS = ("normal", "anomalous", "region", "normal_images", "image")
-"""Histograms of pixels in `AnomalyMetrics`."""
+"""Names of the pixel histograms of `AnomalyMetrics`: counts of normal and of anomalous pixels, weight of regions, count
+of pixels of normal images, weight of anomalous images."""
 
 
 class AnomalyMetrics(MergeableMetric):
@@ -35,7 +36,7 @@ class AnomalyMetrics(MergeableMetric):
         spro_limit: Largest false positive rate of ``spro``, in (0, 1], for regions that saturate; None leaves it out.
 
     Raises:
-        ValueError: If a limit is none, or ``spro_limit`` is given without pixels.
+        ValueError: If a limit is out of range, or ``spro_limit`` is given without pixels.
 
     Example:
         >>> metrics = AnomalyMetrics()
@@ -92,8 +93,8 @@ class AnomalyMetrics(MergeableMetric):
             anomaly_maps: Anomaly scores of the pixels, any real dtype, shape [B, H, W] or [B, 1, H, W]; unused if
                 `pixel` is off.
             masks: Ground truth, non-zero where anomalous, of either shape; unused if `pixel` is off.
-            regions: Of each image the area of saturation in pixels on the pixels of a region, 0 elsewhere, int32
-                [regions, H, W]; unused without `spro_limit`.
+            regions: For each image int32 [regions, H, W]: the area of saturation of a region, in pixels, on its pixels,
+                0 elsewhere; unused without `spro_limit`.
 
         Raises:
             ValueError: If shapes differ, or if maps, masks or regions are needed and missing.
@@ -114,8 +115,8 @@ class AnomalyMetrics(MergeableMetric):
             if self.spro_limit is not None:
                 self._update_regions(anomaly_maps, regions)
             self._update_pixels(anomaly_maps, component_sizes(masks))
-        self.image_scores.append(kept(scores, self.device))
-        self.image_labels.append(kept(labels != 0, self.device))
+        self.image_scores.append(flat_copy(scores, self.device))
+        self.image_labels.append(flat_copy(labels != 0, self.device))
 
     def compute_local(self) -> dict[str, Tensor]:
         """Computes `i_auroc`, `aupr`, `f1_max` and, if `pixel` is on, `p_auroc`, `pro`, `pro_05`, `p_ap`, `aupimo`.
@@ -147,16 +148,21 @@ class AnomalyMetrics(MergeableMetric):
 
     def _update_pixels(self, maps: Tensor, sizes: Tensor) -> None:
         index, count = DEFAULT_BINS.index(maps), DEFAULT_BINS.count
-        found = *pixel_histograms(index, sizes, count), *image_histograms(index, image_sizes(sizes), count)
-        for name, histogram in zip(PIXELS, found, strict=True):
+        histograms = (
+            *pixel_histograms(index, sizes, count),
+            *image_histograms(index, image_sizes(sizes), count),
+        )
+        for name, histogram in zip(PIXELS, histograms, strict=True):
             setattr(self, name, getattr(self, name) + histogram.to(self.device))
 
     def _update_regions(self, maps: Tensor, regions: Sequence[Tensor] | None) -> None:
-        if regions is None or [region.shape[1:] for region in regions] != [image.shape for image in maps]:
+        if regions is None or [region.shape[1:] for region in regions] != [
+            anomaly_map.shape for anomaly_map in maps
+        ]:
             raise ValueError("spro needs regions [regions, H, W] of every image")
-        for image, areas in zip(maps, regions, strict=True):
-            found = saturated_histogram(DEFAULT_BINS.index(image), areas, DEFAULT_BINS.count)
-            self.saturated = self.saturated + found.to(self.device)
+        for anomaly_map, areas in zip(maps, regions, strict=True):
+            histogram = saturated_histogram(DEFAULT_BINS.index(anomaly_map), areas, DEFAULT_BINS.count)
+            self.saturated = self.saturated + histogram.to(self.device)
 
 
 def _without_channel(values: Tensor, dimensions: int) -> Tensor:

@@ -15,7 +15,7 @@ from lit_fedad.core.errors import UserError
 
 
 def _wrapped(method: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a method of a class as torchmetrics wraps that of an object, at each call."""
+    """Wraps a method of a class, at each call, as torchmetrics wraps the method of an object."""
 
     @wraps(method)
     def call(self: Metric, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ class MergeableMetric(Metric):
     def __init__(self, *settings: object) -> None:
         # `merge_state` of torchmetrics keeps the value cached by an earlier `compute`, which would go stale.
         super().__init__(compute_with_cache=False)
-        self._let_go()
+        self._remove_wrapped_methods()
         self.settings = settings
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -53,13 +53,13 @@ class MergeableMetric(Metric):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copy."""
         super().__setstate__(state)
-        self._let_go()
+        self._remove_wrapped_methods()
 
-    def _let_go(self) -> None:
+    def _remove_wrapped_methods(self) -> None:
         """Removes the wrapped methods that torchmetrics keeps in the object.
 
-        They hold it, so that it would stay in memory until Python's garbage collector looks for cycles, which does not
-        know that a histogram is large.
+        These methods refer to the object, which would thus stay in memory until Python's garbage collector looks for
+        cycles; and the collector does not know that a histogram is large.
         """
         del self.update, self.compute
 
@@ -94,19 +94,19 @@ M = TypeVar("M", bound=MergeableMetric)
 
 
 def union(metrics: Iterable[M]) -> M:
-    """Merges metrics of disjoint samples to a new one; at least one, all of the same settings.
+    """Merges metrics of disjoint samples, at least one and all of the same settings, into a new one.
 
     Raises:
         ValueError: If there is none, or their settings differ.
     """
     first, *others = metrics
-    together = deepcopy(first)
+    merged = deepcopy(first)
     for other in others:
-        together.merge_state(other)
-    return together
+        merged.merge_state(other)
+    return merged
 
 
-def kept(samples: Tensor, device: torch.device) -> Tensor:
+def flat_copy(samples: Tensor, device: torch.device) -> Tensor:
     """Copies samples for a list state, flattened, so that later changes of the original have no effect.
 
     They are float because torchmetrics gathers an empty float tensor from a process that has seen no batch.

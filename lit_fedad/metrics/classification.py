@@ -12,11 +12,11 @@ from torchmetrics import Metric
 from lit_fedad.metrics.base import MergeableMetric, check_logits
 
 CONSTANTS = ("client_largest", "global_largest", "random")
-"""Always the client's largest class; always the largest class of all clients; any class of the client's at random."""
+"""Constant predictors: the client's largest class; the largest class of all clients; a random class of the client's."""
 
 
 def constant_accuracies(counts: Tensor, weights: Tensor) -> dict[str, float]:
-    """Computes the accuracy that is expected of each of `CONSTANTS`, mean over clients.
+    """Computes the expected accuracy of each of `CONSTANTS`, as a mean over clients.
 
     Args:
         counts: Training images of each client and class [N, K]. A client without any is left out.
@@ -30,9 +30,9 @@ def constant_accuracies(counts: Tensor, weights: Tensor) -> dict[str, float]:
         >>> constant_accuracies(torch.tensor([[6, 2], [0, 3]]), torch.tensor([[3, 1], [0, 1]]))
         {'client_largest': 0.875, 'global_largest': 0.375, 'random': 0.75}
     """
-    held = (counts.sum(1) > 0) & (weights.sum(1) > 0)
-    largest = counts.sum(0).argmax()  # of all clients, also where some are not judged
-    counts, shares = counts[held].double(), weights[held].double()
+    chosen = (counts.sum(1) > 0) & (weights.sum(1) > 0)
+    largest = counts.sum(0).argmax()  # over all clients, also those left out below
+    counts, shares = counts[chosen].double(), weights[chosen].double()
     shares = shares / shares.sum(1, keepdim=True)
     present = (counts > 0).double()
     chances = {
@@ -96,7 +96,7 @@ class ClassificationMetrics(MergeableMetric):
         self.predicted = self.predicted + self._counts(guesses)
 
     def at_shares(self, counts: Tensor) -> ClassificationMetrics:
-        """Copies the metric, with classes as frequent as in a client's training data: counts or shares [K]."""
+        """Copies the metric with classes as frequent as in a client's training data, of ``counts`` or shares [K]."""
         other = deepcopy(self)
         other.class_shares = counts.double() / counts.sum()
         return other
@@ -117,8 +117,8 @@ class ClassificationMetrics(MergeableMetric):
         - ``predicted_classes``: number of classes that are predicted at all; 1 is a constant prediction.
 
         Returns:
-            Values by name, float64 scalars. A value is NaN where it is undefined: without an image, or without one
-            of a class of the client's own.
+            Values by name, float64 scalars. A value is NaN where it is undefined: without an image, or without an image
+            of any class of the client.
         """
         present = self.total > 0
         recall = self.correct[present].double() / self.total[present]

@@ -27,11 +27,12 @@ USUAL_RATE = 0.01
 SECOND_RATE = 0.05
 """Rate that is promised where none is chosen and the scores are too few for `USUAL_RATE`.
 
-The smallest that they could promise has the highest score for its threshold: one odd image would silence the detector.
+The smallest rate that they could promise would have the highest score as its threshold, so that one odd calibration
+image would silence the detector.
 """
 
 Alpha = float | Literal["auto"]
-"""Promised rate of false alarms, in (0, 1); ``auto`` is what the scores that decide allow (`Calibration.rule`)."""
+"""Promised rate of false alarms, in (0, 1); ``auto`` is what the deciding scores allow (`Calibration.rule`)."""
 
 _ROUNDING = 1e-9
 """Tolerance of ranks: (n + 1) alpha is a whole number more often than its floating-point product."""
@@ -74,12 +75,12 @@ class ScoreCounts:
     @classmethod
     def union(cls, parts: Iterable[ScoreCounts]) -> ScoreCounts:
         """Adds counts up, in any order; the union of none is empty."""
-        held = [part for part in parts if part.total]
-        if not held:
+        filled = [part for part in parts if part.total]
+        if not filled:
             return cls(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-        bins, place = torch.cat([part.bins for part in held]).unique(return_inverse=True)
+        bins, position = torch.cat([part.bins for part in filled]).unique(return_inverse=True)
         counts = torch.zeros(len(bins), dtype=torch.int64)
-        return cls(bins, counts.index_add_(0, place, torch.cat([part.counts for part in held])))
+        return cls(bins, counts.index_add_(0, position, torch.cat([part.counts for part in filled])))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> ScoreCounts:
@@ -114,14 +115,14 @@ class ScoreCounts:
     def p_values(self, scores: Tensor) -> Tensor:
         """Computes conformal p-values: (1 + number of scores that are at least as large) / (n + 1), float64 [k].
 
-        Of scores of new images, any real dtype [k]; NaN is larger than all others.
+        ``scores`` are those of new images, of any real dtype [k]; NaN counts as larger than all others.
         """
-        above = torch.cat([self.counts, self.counts.new_zeros(1)]).flip(0).cumsum(0).flip(0)
-        first = torch.searchsorted(self.edges, scores.float().cpu().contiguous())
-        return (1 + above[first]).double() / (self.total + 1)
+        at_least = torch.cat([self.counts, self.counts.new_zeros(1)]).flip(0).cumsum(0).flip(0)
+        position = torch.searchsorted(self.edges, scores.float().cpu().contiguous())
+        return (1 + at_least[position]).double() / (self.total + 1)
 
     def rank(self, alpha: float) -> int:
-        """Computes the rank of the threshold among n scores, ceil((n + 1)(1 - alpha)); n + 1 where there is none."""
+        """Computes the rank of the threshold among n scores, ceil((n + 1)(1 - alpha)); n + 1 for no threshold."""
         return math.ceil((self.total + 1) * (1 - alpha) - _ROUNDING)
 
     def threshold(self, alpha: float) -> float:
@@ -129,8 +130,8 @@ class ScoreCounts:
         rank = self.rank(alpha)
         if rank > self.total:
             return math.inf
-        place = int((self.counts.cumsum(0) < max(rank, 1)).sum())
-        return float(self.edges[place])
+        position = int((self.counts.cumsum(0) < max(rank, 1)).sum())
+        return float(self.edges[position])
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,8 @@ class DecisionRule:
     """A conformal decision: images with a p-value of at most alpha are anomalous.
 
     Attributes:
-        of: Whose normal images calibrate it, in words.
-        scores: Their scores.
+        of: Whose normal images calibrate the rule, in words.
+        scores: Scores of these images.
         alpha: Promised rate of false alarms.
     """
 
@@ -154,16 +155,16 @@ class DecisionRule:
 
     @property
     def colour(self) -> float:
-        """Score in the middle of heatmaps' colours: the threshold or, without one, the largest calibration score."""
+        """Score at the middle of heatmaps' colours: the threshold or, without one, the largest calibration score."""
         if math.isfinite(self.threshold):
             return self.threshold
         return float(self.scores.edges[-1]) if self.scores.total else 1.0
 
     def __str__(self) -> str:
-        seen = f"{self.scores.total} calibration images of {self.of}"
+        images = f"{self.scores.total} calibration images of {self.of}"
         if math.isfinite(self.threshold):
-            return f"threshold {self.threshold:.4g}: at most {self.alpha:g} of normal images, by {seen}"
-        return f"{seen} are too few to promise {self.alpha:g}: that takes {needed_images(self.alpha)}"
+            return f"threshold {self.threshold:.4g}: at most {self.alpha:g} of normal images, by {images}"
+        return f"{images} are too few to promise {self.alpha:g}: that takes {needed_images(self.alpha)}"
 
 
 @dataclass(frozen=True)
@@ -186,35 +187,38 @@ class Calibration:
         return sorted({name for scores in self.clients.values() for name in scores})
 
     def rule(self, client: int, alpha: Alpha, product: str | None = None) -> DecisionRule:
-        """Chooses a client's rule for a decision: by the most specific calibration scores that are enough for alpha.
+        """Chooses a client's rule for a decision, by the most specific calibration scores that are enough for alpha.
 
-        Of an image whose product is known these are that product's, over all clients where they share a model, and
-        else those of all products that have too few; of another image the client's own, and else those of all clients.
-        Products with enough lend none: by their scores others might raise more false alarms than promised, they
-        themselves would raise no fewer, and all together would break the promise.
+        For an image of a known product these are the product's scores, over all clients where they share a model; if
+        they are too few, the scores of all products that have too few. For another image they are the client's own
+        scores; if these are too few, those of all clients. Products with enough scores lend them to no other: by these
+        the others might raise more false alarms than promised, while the lenders would raise no fewer, so that the
+        promise would be broken over all products.
 
         Args:
             client: The client that decides.
-            alpha: Rate of false alarms. ``auto`` is `automatic_rate` of the number of scores: of the most specific, or
-                else, where these are too few for `SECOND_RATE`, of all that may decide.
+            alpha: Rate of false alarms. ``auto`` is `automatic_rate` of the number of the most specific scores or,
+                where these are too few for `SECOND_RATE`, of the number of those of the last choice.
             product: Product of the image, if it is known.
 
         Returns:
-            The rule; where no scores are enough, that of the last choice, whose threshold is infinite.
+            The rule; where no scores are enough, that of the last choice, with an infinite threshold.
         """
-        own, everyone = [self.clients.get(client, {})], list(self.clients.values())
-        least = needed_images(SECOND_RATE if isinstance(alpha, str) else alpha)
+        own_scores, all_scores = [self.clients.get(client, {})], list(self.clients.values())
+        needed = needed_images(SECOND_RATE if isinstance(alpha, str) else alpha)
         choices = []
         if product is not None:
-            holders, whose = (everyone, "all clients") if self.shared else (own, self.names.title(client))
+            holders, whose = (
+                (all_scores, "all clients") if self.shared else (own_scores, self.names.title(client))
+            )
             choices.append((f"{product}, {whose}", _of_product(holders, product)))
-            choices.append(_of_few(holders, product, least, whose))
+            choices.append(_of_few(holders, product, needed, whose))
         else:
-            choices.append((self.names.title(client), _of_all(own)))
+            choices.append((self.names.title(client), _of_all(own_scores)))
             if self.shared:
-                choices.append(("all clients", _of_all(everyone)))
-        numbers = [scores.total for _, scores in choices]
-        rate = automatic_rate(numbers[0 if numbers[0] >= least else -1]) if isinstance(alpha, str) else alpha
+                choices.append(("all clients", _of_all(all_scores)))
+        totals = [scores.total for _, scores in choices]
+        rate = automatic_rate(totals[0 if totals[0] >= needed else -1]) if isinstance(alpha, str) else alpha
         enough = (choice for choice in choices if choice[1].total >= needed_images(rate))
         return DecisionRule(*next(enough, choices[-1]), rate)
 
@@ -227,8 +231,8 @@ class Calibration:
         return {
             "shared": self.shared,
             "clients": {
-                client: {product: counts.to_json() for product, counts in own.items()}
-                for client, own in self.clients.items()
+                client: {product: counts.to_json() for product, counts in by_product.items()}
+                for client, by_product in self.clients.items()
             },
         }
 
@@ -241,8 +245,10 @@ class Calibration:
         """
         try:
             clients = {
-                int(client): {str(product): ScoreCounts.from_json(counts) for product, counts in own.items()}
-                for client, own in content["clients"].items()
+                int(client): {
+                    str(product): ScoreCounts.from_json(counts) for product, counts in by_product.items()
+                }
+                for client, by_product in content["clients"].items()
             }
             return cls(clients, bool(content["shared"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -269,11 +275,11 @@ def wilson_interval(events: float, trials: float) -> tuple[float, float]:
 
 
 def automatic_rate(number: int) -> float:
-    """Chooses the rate of false alarms that a number of scores promise where none is chosen.
+    """Chooses the rate of false alarms that a number of scores can promise, for users who choose none.
 
     Returns:
         `USUAL_RATE`, `SECOND_RATE`, or else the smallest that they can promise, 1 / (n + 1), up to three digits;
-        `USUAL_RATE` where there are no scores, and no alarms.
+        `USUAL_RATE` where there are no scores, and thus no alarms.
 
     Example:
         >>> [automatic_rate(number) for number in (0, 9, 19, 99)]
@@ -285,27 +291,27 @@ def automatic_rate(number: int) -> float:
 
 
 def rounded_up(rate: float, digits: int = 3) -> float:
-    """Rounds a rate up to a number of digits, so that whoever can promise it still can."""
+    """Rounds a rate up to a number of digits, so that scores which can promise it can promise the result."""
     places = digits - 1 - math.floor(math.log10(rate))
     return round(math.ceil(rate * 10**places - _ROUNDING) / 10**places, places)
 
 
 def _of_product(holders: Sequence[Mapping[str, ScoreCounts]], product: str) -> ScoreCounts:
-    return ScoreCounts.union(own[product] for own in holders if product in own)
+    return ScoreCounts.union(by_product[product] for by_product in holders if product in by_product)
 
 
 def _of_all(holders: Sequence[Mapping[str, ScoreCounts]]) -> ScoreCounts:
-    return ScoreCounts.union(counts for own in holders for counts in own.values())
+    return ScoreCounts.union(counts for by_product in holders for counts in by_product.values())
 
 
 def _of_few(
-    holders: Sequence[Mapping[str, ScoreCounts]], product: str, least: int, whose: str
+    holders: Sequence[Mapping[str, ScoreCounts]], product: str, needed: int, whose: str
 ) -> tuple[str, ScoreCounts]:
-    """Names, and adds up, the scores of all products that have fewer than ``least``; of all where this one has none."""
+    """Names, and adds up, the scores of all products with fewer than ``needed``, or of all if this one has none."""
     totals = Counter[str]()
-    for own in holders:
-        totals.update({name: counts.total for name, counts in own.items()})
-    few = [name for name, total in totals.items() if total < least or not totals[product]]
+    for by_product in holders:
+        totals.update({name: counts.total for name, counts in by_product.items()})
+    few = [name for name, total in totals.items() if total < needed or not totals[product]]
     named = f"{product}, {whose}" if few == [product] else f"{len(few)} products, {whose}"
     words = whose if len(few) == len(totals) else named
     return words, ScoreCounts.union(_of_product(holders, name) for name in few)

@@ -118,7 +118,7 @@ class ContinualAccuracy(MergeableMetric):
         }
 
     def _accuracies(self, weights: Tensor) -> Tensor:
-        """Accuracy of the model after each stage (rows) under each row of class weights [., K] (columns)."""
+        """Computes accuracies of the model after each stage (rows) under each row of class weights [., K] (columns)."""
         recall = (self.correct.double() / self.total).nan_to_num()
         return (recall @ weights.T) / ((self.total > 0).double() @ weights.T)
 
@@ -146,7 +146,7 @@ def forgetting(after: Mapping[int, Sequence[float]]) -> float:
     last = max(after)
     drops = []
     for old in range(last):
-        earlier = [row[old] for stage, row in after.items() if old <= stage < last]
+        earlier = [values[old] for stage, values in after.items() if old <= stage < last]
         best = max((value for value in earlier if not math.isnan(value)), default=math.nan)
         drops.append(best - after[last][old])
     return defined_mean(drops)

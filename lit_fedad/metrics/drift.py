@@ -26,18 +26,18 @@ _SLOPES = (-1.0, 0.0)
 _JUMP = 0.01
 """Share of the wealth that is dealt to all bets anew before each image (Vovk et al., 2021)."""
 
-_TOP = 0.05
+_TOP_SHARE = 0.05
 """Share of the calibration scores that count as top scores."""
 
 _STAKES = (0.5, 0.8)
-"""Shares of their wealth that the two bets on top scores lay on the image being one."""
+"""Shares of their wealth that the two bets on top scores stake on the image having a top score."""
 
 _PSI_BINS = 10
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a drift test says after an image.
+    """Result of a drift test after an image.
 
     Attributes:
         p_value: The image's p-value among all images before it, in (0, 1].
@@ -63,11 +63,11 @@ class DriftTest:
 
     The Simple Jumper has three bets, ``1 + e (p - 1/2)`` with e of -1, 0 and 1. That with e of 1 is left out: it would
     bet on low scores, under which decisions keep their promise all the more. Scores of calibration images lie a little
-    high where they come from a model with these images left out. If new images score lower and nothing else, their
+    high where they come from a model with these images left out. If new images differ only in scoring lower, their
     p-values are at least as large as uniform ones would be.
 
-    Two further bets find at once what lies beyond nearly all that has been seen, as a new product does, and half of
-    the images under another light: they lay a share s of .8 and .5 of their wealth on the image having a top score. Of
+    Two further bets react at once to scores beyond nearly all that has been seen, as a new product has, and half of
+    the images under another light: they stake a share s of .8 and .5 of their wealth on a top score of the image. Of
     N scores seen, c are top: the highest 5 % of the calibration scores, and each later image that was among the top
     ones. The image's score is one of them with probability ``q = (c + 1) / (N + 1)``, where ``p <= q``: a bet pays
     ``s / q`` then, and ``(1 - s) / (1 - q)`` otherwise. Its wealth is small while nothing happens, so that a single
@@ -79,15 +79,15 @@ class DriftTest:
 
     Args:
         calibration: Scores of the calibration images.
-        run_length: Mean number of images between false alarms, at least.
-        seed: Seed of the random ranks among equal scores: those of one bin.
+        run_length: Smallest mean number of images between false alarms.
+        seed: Seed of the random ranks among equal scores, which are those of one bin.
     """
 
     def __init__(self, calibration: ScoreCounts, run_length: float = 10_000, seed: int = 0) -> None:
         self.run_length = run_length
         self._seen: list[int] = calibration.bins.repeat_interleave(calibration.counts).tolist()
-        self._top = int(_TOP * len(self._seen))
-        self._draw = numpy_generator(seed, "ranks among equal scores")
+        self._top = int(_TOP_SHARE * len(self._seen))
+        self._rng = numpy_generator(seed, "ranks among equal scores")
         bets = len(_SLOPES) + len(_STAKES)
         self._wealth = [1 / bets] * bets
         self._log_martingale = self._statistic = 0.0
@@ -98,19 +98,27 @@ class DriftTest:
         Raises:
             UserError: If a score is NaN.
         """
-        return [self._step(self._rank(place)) for place in DEFAULT_BINS.index(torch.tensor(scores)).tolist()]
+        return [
+            self._step(self._rank(score_bin))
+            for score_bin in DEFAULT_BINS.index(torch.tensor(scores)).tolist()
+        ]
 
     def _step(self, p_value: float) -> Step:
-        chance = (self._top + 1) / len(self._seen)
-        top = p_value <= chance < 1
+        top_probability = (self._top + 1) / len(self._seen)
+        top = p_value <= top_probability < 1
         self._top += top
-        pays = [1 + slope * (p_value - 0.5) for slope in _SLOPES]
-        pays += [
-            1.0 if chance == 1 else stake / chance if top else (1 - stake) / (1 - chance) for stake in _STAKES
+        payoffs = [1 + slope * (p_value - 0.5) for slope in _SLOPES]
+        payoffs += [
+            1.0
+            if top_probability == 1
+            else stake / top_probability
+            if top
+            else (1 - stake) / (1 - top_probability)
+            for stake in _STAKES
         ]
         bets = [
-            ((1 - _JUMP) * wealth + _JUMP / len(pays)) * pay
-            for pay, wealth in zip(pays, self._wealth, strict=True)
+            ((1 - _JUMP) * wealth + _JUMP / len(payoffs)) * payoff
+            for payoff, wealth in zip(payoffs, self._wealth, strict=True)
         ]
         gain = sum(bets)
         self._wealth = [bet / gain for bet in bets]
@@ -120,12 +128,12 @@ class DriftTest:
         self._statistic = 0.0 if alarm else statistic
         return Step(p_value, self._log_martingale, self._statistic, alarm)
 
-    def _rank(self, place: int) -> float:
-        """Computes the p-value of a score in a bin, and adds it to the scores that have been seen."""
-        first, last = bisect_left(self._seen, place), bisect_right(self._seen, place)
+    def _rank(self, score_bin: int) -> float:
+        """Computes the p-value of a score, given its bin, and adds it to the scores that have been seen."""
+        first, last = bisect_left(self._seen, score_bin), bisect_right(self._seen, score_bin)
         above, equal = len(self._seen) - last, last - first + 1
-        insort(self._seen, place)
-        return float(above + (1 - self._draw.random()) * equal) / len(self._seen)
+        insort(self._seen, score_bin)
+        return float(above + (1 - self._rng.random()) * equal) / len(self._seen)
 
 
 def uniformity(p_values: Sequence[float]) -> tuple[float, float]:
@@ -136,8 +144,8 @@ def uniformity(p_values: Sequence[float]) -> tuple[float, float]:
     """
     if not len(p_values):
         return math.nan, math.nan
-    found = stats.kstest(p_values, "uniform")
-    return float(found.statistic), float(found.pvalue)
+    result = stats.kstest(p_values, "uniform")
+    return float(result.statistic), float(result.pvalue)
 
 
 @dataclass(frozen=True)
@@ -145,8 +153,8 @@ class Stability:
     """Population stability index of scores against calibration scores, and what it is made of.
 
     Attributes:
-        expected: Number of calibration scores in each of at most ten bins, about as many in each.
-        seen: Number of scores in each.
+        expected: Number of calibration scores in each of at most ten bins, which hold about equally many.
+        seen: Number of the other scores in each of these bins.
     """
 
     expected: tuple[int, ...]
@@ -156,13 +164,13 @@ class Stability:
     def of(cls, calibration: ScoreCounts, scores: Tensor) -> Stability:
         """Counts scores [k] in quantile bins of the calibration scores."""
         middle = calibration.counts.cumsum(0) - calibration.counts / 2
-        group = (middle * _PSI_BINS / max(calibration.total, 1)).long()
-        groups, place = group.unique(return_inverse=True)  # ascending, as the scores are
-        expected = torch.zeros(len(groups), dtype=torch.int64).index_add_(0, place, calibration.counts)
-        last = torch.cat([place.diff() > 0, torch.ones(1, dtype=torch.bool)]).nonzero()[:, 0]
+        quantile = (middle * _PSI_BINS / max(calibration.total, 1)).long()
+        groups, group_of_bin = quantile.unique(return_inverse=True)  # ascending, as the scores are
+        expected = torch.zeros(len(groups), dtype=torch.int64).index_add_(0, group_of_bin, calibration.counts)
+        last = torch.cat([group_of_bin.diff() > 0, torch.ones(1, dtype=torch.bool)]).nonzero()[:, 0]
         upper = calibration.bins[last[:-1]]
-        at = torch.searchsorted(upper, DEFAULT_BINS.index(scores).long().cpu())
-        seen = torch.bincount(at, minlength=len(groups))
+        group_of_score = torch.searchsorted(upper, DEFAULT_BINS.index(scores).long().cpu())
+        seen = torch.bincount(group_of_score, minlength=len(groups))
         return cls(tuple(expected.tolist()), tuple(seen.tolist()))
 
     @property

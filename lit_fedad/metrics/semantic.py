@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, kept
+from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, flat_copy
 from lit_fedad.metrics.functional.bins import as_scores, distinct_bins
 from lit_fedad.metrics.functional.curves import auroc, average_precision
 from lit_fedad.metrics.functional.histograms import label_histograms
@@ -84,7 +84,7 @@ def semantic_names(anomalies: Sequence[str]) -> tuple[str, ...]:
         ('me_calibrated', 'auroc_cat', 'aupr_cat')
     """
     sets = ("", *(f"_{name}" for name in anomalies)) if len(anomalies) > 1 else ("",)
-    return tuple(f"{name}{of}" for of in sets for name in _VALUES)
+    return tuple(f"{name}{suffix}" for suffix in sets for name in _VALUES)
 
 
 class SemanticMetrics(MergeableMetric):
@@ -95,7 +95,7 @@ class SemanticMetrics(MergeableMetric):
     FE and the threshold do not depend on the ratio (see `balanced`). AUROC and ME never do.
 
     FE and ME are given at two thresholds: the percentile of the test scores with the highest accuracy, which
-    uses the test labels (see `percentile_threshold`), and a client's own, which does not (`at_threshold`).
+    uses the test labels (see `percentile_threshold`), and a client's own threshold, which does not (`at_threshold`).
 
     The state is three float32 numbers an image: score, set, and decision at the client's threshold, NaN without one.
 
@@ -143,10 +143,10 @@ class SemanticMetrics(MergeableMetric):
         check_same_shape(scores, sets)
         if ((sets < 0) | (sets > len(self.anomalies))).any():
             raise ValueError(f"sets must lie in 0 .. {len(self.anomalies)}")
-        own = kept(as_scores(scores), self.device)
-        self.scores.append(own)
-        self.sets.append(kept(sets, self.device))
-        self.decisions.append(torch.full_like(own, torch.nan))
+        image_scores = flat_copy(as_scores(scores), self.device)
+        self.scores.append(image_scores)
+        self.sets.append(flat_copy(sets, self.device))
+        self.decisions.append(torch.full_like(image_scores, torch.nan))
 
     def at_threshold(self, threshold: float) -> "SemanticMetrics":
         """Copies the metric with decisions at a client's label-free threshold: higher scores are anomalous."""
@@ -178,7 +178,7 @@ class SemanticMetrics(MergeableMetric):
         return values
 
     def _against(self, number: int) -> dict[str, Tensor]:
-        """The values of all normal images and one set of anomalies, counted from 1."""
+        """Computes the values of all normal images against set number ``number`` of anomalies, from 1."""
         sets = concatenated(self.sets)
         chosen = (sets == 0) | (sets == number)
         labels = sets[chosen] != 0
@@ -190,9 +190,9 @@ class SemanticMetrics(MergeableMetric):
         weighted = balanced(*counts)
         errors = detection_errors(*weighted, percentile_threshold(*weighted))
         decisions = concatenated(self.decisions)[chosen]
-        train_errors = undefined, undefined
+        calibrated_errors = undefined, undefined
         if not decisions.isnan().any():
-            decided = balanced(*label_histograms(decisions.long(), labels, 2))
-            train_errors = detection_errors(*decided, threshold=0)
+            decision_counts = balanced(*label_histograms(decisions.long(), labels, 2))
+            calibrated_errors = detection_errors(*decision_counts, threshold=0)
         areas = {"auroc": auroc(*counts), "aupr": average_precision(*weighted)}
-        return areas | dict(zip(_ERRORS, errors + train_errors, strict=True))
+        return areas | dict(zip(_ERRORS, errors + calibrated_errors, strict=True))

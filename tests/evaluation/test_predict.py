@@ -100,7 +100,7 @@ def test_a_shift_of_features_by_a_hook_is_seen(task, loader, scorer):
 
 
 def test_what_does_not_fit_is_not_kept(task, loader, scorer, monkeypatch):
-    monkeypatch.setattr(predict, "_MOST_BYTES", 7 * 2 * 4 - 1)
+    monkeypatch.setattr(predict, "_MAX_BYTES", 7 * 2 * 4 - 1)
     alone = score_all(task, lambda client: image_scores(client, loader, FABRIC))
     assert torch.equal(score_all(task, scorer), alone)
     assert task.seen == 9 + 9

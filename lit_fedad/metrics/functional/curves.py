@@ -39,10 +39,10 @@ def average_precision(negative: Tensor, positive: Tensor) -> Tensor:
     total = positive.sum()
     if not negative.sum() or not total:
         return _undefined(positive)
-    found = positive.flip(0)
-    hits = found.cumsum(0)
+    from_the_top = positive.flip(0)
+    hits = from_the_top.cumsum(0)
     flagged = hits + negative.flip(0).cumsum(0)
-    return (found * hits.double() / flagged.clamp(min=1)).sum() / total
+    return (from_the_top * hits.double() / flagged.clamp(min=1)).sum() / total
 
 
 def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
@@ -134,7 +134,7 @@ def _at(fpr: Tensor, overlap: Tensor, bound: float) -> Tensor:
 
 
 def _rate_from_the_top(histogram: Tensor) -> Tensor:
-    """Share flagged at every threshold, from above all scores (0) to below all (1), shape [bins + 1]."""
+    """Computes the share flagged at every threshold, from above all scores (0) to below all (1), shape [bins + 1]."""
     flagged = histogram.flip(0).cumsum(0)
     return torch.cat([flagged.new_zeros(1), flagged]).double() / flagged[-1]
 
