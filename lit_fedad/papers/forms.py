@@ -24,8 +24,8 @@ _MIB = 1024**2
 def upload_mib(config: Config, setting: Setting) -> float:
     """Computes the size of what all clients send in a round, in MiB, without headers (FedVCK, Table 5).
 
-    Condensed images are `share` times the training images; that each class of a client has a fewest number of them,
-    and is rounded up, is not counted. Lists of classes are counted as if each client had all.
+    Condensed images are counted as `share` times the training images: that their number is rounded up in each class of
+    a client, and has a minimum there, is ignored. Lists of classes are counted as if each client had all classes.
 
     Raises:
         UserError: If the sender chooses another size, which only a run can tell.
@@ -105,7 +105,8 @@ def report_forms(
         UserError: For overrides that cannot be composed, naming row and column.
     """
     cells = [
-        {k: v for column in columns for k, v in _cells(table, row, column, common).items()} for row in rows
+        {heading: text for column in columns for heading, text in _cells(table, row, column, common).items()}
+        for row in rows
     ]
     lines = [Line.of([row.label, *values.values()]) for row, values in zip(rows, cells, strict=True)]
     notes = [f"The paper's: {table.source}.", _CAPTIONS[table.cells], " ".join(table.note.split())]
@@ -122,7 +123,7 @@ def report_forms(
 def _cells(table: Table, row: Row, column: Column, common: Sequence[str]) -> dict[str, str]:
     """Returns the texts of a row's cells in a column, by heading."""
     setting = table.columns[column.label]
-    assert isinstance(setting, Setting)  # tested of all tables of declared forms
+    assert isinstance(setting, Setting)  # a test checks it of all tables of declared forms
     try:
         config = compose(["data.root=DIR", *common, *column.overrides, *row.overrides])
         if table.cells == "messages":

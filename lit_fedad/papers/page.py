@@ -29,7 +29,7 @@ from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 from lit_fedad.tracking.server import destination
 
-_PICTURES = ".written"  # lists the pictures of a report
+_PICTURES = ".written"  # name of the file that lists the pictures of a report
 
 
 def report_runs(
@@ -42,11 +42,11 @@ def report_runs(
     """Writes one page of all tracked runs, or of some experiments, as ``report.html`` and ``report.md``.
 
     Args:
-        display: Says what becomes of it.
+        display: Prints progress, and where the files are.
         experiment: MLflow experiments to report; all by default.
         out: Folder of the page; ``reports/`` with the experiments' names by default.
         ui: Address of MLflow's pages; that of the tracking server by default, and of ``mlflow ui`` beside a database.
-        overrides: Of the configuration only ``tracking.uri``.
+        overrides: Overrides of the configuration, of which only ``tracking.uri`` is taken.
 
     Returns:
         The page's file.
@@ -141,15 +141,18 @@ def write_page(page: Page, out: Path) -> Path:
     for name in pictures:
         if (folder / name).exists() and name not in listed:
             raise UserError(f"{folder / name}: no report wrote it; move it, or give another out=DIR")
-    # Listed before they are written: a report that was interrupted leaves nothing that the next one does not know.
-    with atomic(folder / _PICTURES) as part:
-        part.write_text("\n".join(sorted({*listed, *pictures})))
+    # The list is written first: an interrupted report leaves no picture that the next report does not know.
+    with atomic(folder / _PICTURES) as partial:
+        partial.write_text("\n".join(sorted({*listed, *pictures})))
     for old in listed - pictures.keys():
         (folder / old).unlink(missing_ok=True)
     files = {"report.html": render_html(page).encode(), "report.md": text.encode()}
-    for name, content in {**{f"pictures/{n}": c for n, c in pictures.items()}, **files}.items():
-        with atomic(out / name) as part:
-            part.write_bytes(content)
+    for name, content in {
+        **{f"pictures/{picture}": data for picture, data in pictures.items()},
+        **files,
+    }.items():
+        with atomic(out / name) as partial:
+            partial.write_bytes(content)
     return out / "report.html"
 
 

@@ -1,4 +1,4 @@
-"""The papers' tables with runs in their cells: of runs that MLflow lists, or of those that a table asks for."""
+"""The papers' tables filled with runs: those that MLflow lists, or those that a table asks for."""
 
 from __future__ import annotations
 
@@ -77,23 +77,23 @@ class FilledTable:
             name: The table's name.
             table: The table, with all of its rows.
             outcomes: The runs with their configurations; each gets the ending of its row's metrics.
-            rows: Labels of the rows that are shown; none: those that have runs, or numbers of the paper beside them.
-            complete: As in the class.
+            rows: Labels of the rows to show; empty for those that have runs, or numbers of the paper for their data.
+            complete: As in `FilledTable`.
         """
         # The paper's numbers belong to its settings, or to its data whatever preset they were chosen by.
         columns = {
-            one.column: one.column
-            if isinstance(table.columns.get(one.column), Setting)
+            outcome.column: outcome.column
+            if isinstance(table.columns.get(outcome.column), Setting)
             else config["data"].get("name") or ""
-            for one, config in outcomes
+            for outcome, config in outcomes
         }
-        known = (*table.rows, *table.beyond)
-        endings = {row.label: row.ending for row in known}
-        shown = {*rows} or {one.row for one, _ in outcomes} | {
-            row.label for row in known if any(key in row.paper for key in columns.values())
+        all_rows = (*table.rows, *table.beyond)
+        endings = {row.label: row.ending for row in all_rows}
+        shown = {*rows} or {outcome.row for outcome, _ in outcomes} | {
+            row.label for row in all_rows if any(key in row.paper for key in columns.values())
         }
         listed, beyond = ([row for row in part if row.label in shown] for part in (table.rows, table.beyond))
-        runs = [replace(one, ending=endings[one.row]) for one, _ in outcomes]
+        runs = [replace(outcome, ending=endings[outcome.row]) for outcome, _ in outcomes]
         return cls(name, replace(table, rows=listed, beyond=beyond), columns, runs, complete)
 
     @cached_property
@@ -105,7 +105,7 @@ class FilledTable:
     def constants(self) -> tuple[Sequence[Row], pd.DataFrame] | None:
         """Rows of constant predictions, with their frame; None where no run classifies, or runs are attacked.
 
-        What chance gives stands beside an attack's numbers.
+        In a table of attacks, what the same attack finds by chance stands in their place.
         """
         return None if self.table.attack else constant_rows(self.outcomes, self.table.metrics)
 
@@ -114,7 +114,10 @@ class FilledTable:
 
         def link(row: str, column: str | None) -> str | None:
             runs = [
-                r for cell, shown in self.complete.items() if cell == (row, column or cell[1]) for r in shown
+                run
+                for cell, shown in self.complete.items()
+                if cell == (row, column or cell[1])
+                for run in shown
             ]
             return links.runs(runs) if links else None
 
@@ -138,11 +141,11 @@ def constant_rows(
     """Lists the rows of a table's constant predictions, with their frame; None where no run classifies.
 
     Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
-    those with most clients: a row of the pooled data does not have the others' clients.
+    those with most clients, because a row of pooled data does not have the clients of other rows.
     """
     first: dict[tuple[str, int], Outcome] = {}
-    judged = [one for one in outcomes if one.result and one.result.get("constants")]
-    for outcome in sorted(judged, key=lambda one: -len((one.result or {})["partition"]["sizes"])):
+    with_constants = [run for run in outcomes if run.result and run.result.get("constants")]
+    for outcome in sorted(with_constants, key=lambda run: -len((run.result or {})["partition"]["sizes"])):
         first.setdefault((outcome.column, outcome.seed), outcome)
     if not first:
         return None
@@ -160,19 +163,19 @@ def with_attack(result: Mapping[str, Any], folder: RunFolder, attack: Sequence[s
     Args:
         result: Content of the run's ``result.json``.
         folder: The run's folder.
-        attack: Options of the table's attack; what one with others found is left out.
+        attack: Options of the table's attack; results of an attack with other options are left out.
 
     Raises:
         UserError: If the attack's file cannot be read.
     """
-    # Earlier versions could compare training with test images too, and said so.
-    asked = {
+    # Earlier versions could compare training with test images too, and wrote which they compared.
+    options = {
         "non_members": "train",
         **asdict(LiraOptions()),
         **dict(option.split("=", 1) for option in attack),
     }
     content = folder.attack("lira") or {}
-    if any(str(content.get(key, value)) != str(value) for key, value in asked.items() if key != "out"):
+    if any(str(content.get(key, value)) != str(value) for key, value in options.items() if key != "out"):
         content = {}
     numbers = {name: {"mean": value} for name, value in content.items() if isinstance(value, float)}
     return {**result, "last": {**result["last"], **numbers}}
@@ -205,14 +208,14 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
 
 
 def _attacked(run: CompleteRun, attack: Sequence[str]) -> CompleteRun:
-    """Adds what the attack found; what cannot be read is named beside the attacks of all runs."""
+    """Adds what the attack found; a file that cannot be read is named in the page's section about attacks."""
     with suppress(UserError):
         return replace(run, result=with_attack(run.result, RunFolder(run.files), attack))
     return run
 
 
 def _cells_of(table: Table, run: CompleteRun) -> Iterator[tuple[str, str]]:
-    """Yields row and column of the cells that a run is one of: several if it holds several classifiers."""
+    """Yields row and column of the cells that a run belongs to: several if it holds several classifiers."""
     config = run.config
     data = config["data"].get("name") or config["data"]["_target_"].rpartition(".")[2]
     needs_root = "root" in config["data"]
@@ -329,7 +332,7 @@ class TableResults:
                 return tasks_figure(table, columns, frame)
             case "sheets":
                 return sheets_figure(
-                    [r.label for r in (*table.rows, *table.beyond)], columns, self._pictures()
+                    [row.label for row in (*table.rows, *table.beyond)], columns, self._pictures()
                 )
         values = rounds_frame(table, filled.outcomes)
         with atomic(self.files[3]) as part:

@@ -45,7 +45,7 @@ class Item:
 
     @property
     def call(self) -> str:
-        """What ``lit-fedad report`` takes to make it; empty where nothing makes it."""
+        """Argument with which ``lit-fedad report`` makes the item; empty where nothing makes it."""
         return "" if self.reason else f"table={self.name}"
 
 
@@ -67,19 +67,19 @@ def reason_against(name: str) -> str:
         >>> reason_against("fedvck_fig2")
         'FedVCK, Fig. 2: a drawing of the method, without results'
     """
-    reasons = {one.name: f"{one.paper}, {one.printed}: {one.reason}" for one in items() if one.reason}
+    reasons = {item.name: f"{item.paper}, {item.printed}: {item.reason}" for item in items() if item.reason}
     return reasons.get(name, "")
 
 
 def listing() -> list[dict[str, str]]:
     """Lists items with what makes them, or else the reason, and tables of no paper, as lines of a table."""
-    own = [name for name in table_names() if name not in {one.name for one in items()}]
+    without_paper = [name for name in table_names() if name not in {item.name for item in items()}]
     return [
-        {"paper": one.paper, "item": one.printed, "shows": one.shows, "made by": one.call or one.reason}
-        for one in items()
+        {"paper": item.paper, "item": item.printed, "shows": item.shows, "made by": item.call or item.reason}
+        for item in items()
     ] + [
         {"paper": "none", "item": "", "shows": read_table(name).title, "made by": f"table={name}"}
-        for name in own
+        for name in without_paper
     ]
 
 
@@ -128,7 +128,7 @@ def table_names() -> list[str]:
 
 
 def page_tables() -> list[str]:
-    """Names the tables that the page of all runs has: not what takes no run, nor figures that it draws itself."""
+    """Names the tables for the page of all runs: not those without runs, nor figures that the page draws itself."""
     tables = {name: read_table(name) for name in table_names()}
     drawn = ("rounds", "clients", "sheets")
     return [name for name, table in tables.items() if table.cells == "runs" and table.figure not in drawn]
@@ -213,7 +213,10 @@ def add_roots(columns: Sequence[Column], roots: Mapping[str, str]) -> list[Colum
         if name not in names:
             raise UserError(f"root.{name}: no such column; one of {', '.join(names)}")
     added = [[f"data.root={roots[name]}" for name in column.names if name in roots] for column in columns]
-    return [replace(c, overrides=(*c.overrides, *more)) for c, more in zip(columns, added, strict=True)]
+    return [
+        replace(column, overrides=(*column.overrides, *root_overrides))
+        for column, root_overrides in zip(columns, added, strict=True)
+    ]
 
 
 def plan_runs(

@@ -28,7 +28,7 @@ _NOT_COMPARED = (
     *("fabric.accelerator", "fabric.devices", "fabric.num_nodes"),
     *("task.grid", "task.image_size"),
 )
-_PLAIN = re.compile(r"[\w./:+-]*")
+_UNQUOTED = re.compile(r"[\w./:+-]*")  # texts that need no quotes in an override
 
 
 def differences(config: Config, other: Config) -> dict[str, str]:
@@ -44,7 +44,7 @@ def differences(config: Config, other: Config) -> dict[str, str]:
     """
     ours, theirs = _comparable(config), _comparable(other)
     new = ours.keys() - theirs.keys()
-    # A value in place of a section overrides the section, all of whose keys go with it.
+    # A value in place of a section overrides the whole section: the keys of that section need no override.
     sections = {key for key in new if any(their.startswith(f"{key}.") for their in theirs)}
     # A section in place of nothing is added key by key.
     filled = {key for key in theirs if any(our.startswith(f"{key}.") for our in new)}
@@ -54,9 +54,11 @@ def differences(config: Config, other: Config) -> dict[str, str]:
         if not any(key.startswith(f"{section}.") for section in sections)
     }
     overrides = {key: f"~{key}" for key in gone}
-    overrides |= {key: f"{'' if key in sections else '+'}{key}={_text(ours[key])}" for key in new}
+    overrides |= {key: f"{'' if key in sections else '+'}{key}={_override_text(ours[key])}" for key in new}
     overrides |= {
-        key: f"{key}={_text(ours[key])}" for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]
+        key: f"{key}={_override_text(ours[key])}"
+        for key in ours.keys() & theirs.keys()
+        if ours[key] != theirs[key]
     }
     return dict(sorted(overrides.items()))
 
@@ -71,11 +73,11 @@ def shortened(items: Sequence[str]) -> str:
     return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
 
 
-def _text(value: Any) -> str:
+def _override_text(value: Any) -> str:
     """Writes a value as an override does."""
     if not isinstance(value, str):
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "\\'") + "'"
+    return value if _UNQUOTED.fullmatch(value) else "'" + value.replace("'", "\\'") + "'"
 
 
 def _comparable(config: Config) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _comparable(config: Config) -> dict[str, Any]:
 
 
 _ARTIFACTS = ("result.json", "figures", "privacy")
-# Of every result.
+# Keys of every result.
 _KEYS = ("method", "data", "seed", "rounds", "partition", "first", "last", "best", "config")
 
 
@@ -206,12 +208,12 @@ def _result(
     """
     result, settings = RunFolder(folder).result(), folder
     if result is not None and result.get("tracking_run_id") not in (run.run_id, None):
-        result = None  # another run's, which was begun there later
+        result = None  # of another run, which was begun in this folder later
     if result is None and run.status == "FINISHED":
         folder, settings = fetched / run.run_id, fetched / run.run_id / "settings"
         settings.mkdir(parents=True)
         result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()
-        # Apart: beside a configuration, files are held to the run's manifest, which is no artifact.
+        # In a folder of its own: files beside a configuration are checked by the run's manifest, which is no artifact.
         fetch_artifacts(run.run_id, ["config.yaml"], settings, uri)
     if result is not None:
         check_format(settings)
@@ -255,7 +257,7 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
                 setting
                 for other in others
                 for key in differences(config, other)
-                for setting in _told(key, config, other)
+                for setting in _setting_texts(key, config, other)
             }
         )
         groups.append(RunGroup(f"{method} ({shortened(settings)})" if settings else method, runs))
@@ -267,17 +269,17 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
     return groups
 
 
-def _told(key: str, config: Config, other: Config) -> list[str]:
-    """Writes a key of one of two configurations, or the name of the section that only one has, or that is another."""
+def _setting_texts(key: str, config: Config, other: Config) -> list[str]:
+    """Writes the setting of a key, or the class of the outermost section whose classes differ."""
     parts = key.split(".")
     for length in range(1, len(parts) + 1):
         section = ".".join(parts[:length])
         ours, theirs = value_at(config, section), value_at(other, section)
         kinds = [value.get("_target_") if isinstance(value, Mapping) else None for value in (ours, theirs)]
         if kinds[0] != kinds[1]:
-            return [f"{section}={kinds[0].rpartition('.')[2] if kinds[0] else _text(ours)}"]
+            return [f"{section}={kinds[0].rpartition('.')[2] if kinds[0] else _override_text(ours)}"]
     values = flatten(config)
-    return [f"{key}={_text(values[key])}"] if key in values else []
+    return [f"{key}={_override_text(values[key])}"] if key in values else []
 
 
 @dataclass(frozen=True)

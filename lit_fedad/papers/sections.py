@@ -31,7 +31,7 @@ def format_metric(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-_DECISION_RATES = ("miss_rate", "false_alarm_rate")  # first of the table, which is wider than a screen
+_DECISION_RATES = ("miss_rate", "false_alarm_rate")  # first in the table, which is wider than a screen
 
 _PRODUCT_NOTE = (
     "Of each product: mean over clients after the last round, mean over seeds. A product that has no value, as the"
@@ -70,7 +70,7 @@ def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[
 
 
 def _of_seeds(text: str, defined: Sequence[float], runs: Sequence[CompleteRun]) -> str:
-    """Adds to a mean of how many seeds it is, where the value is not defined for all."""
+    """Adds the number of seeds to the text of a mean that is not defined for all runs."""
     return text if len(defined) == len(runs) else f"{text} ({len(defined)} of {len(runs)} seeds)"
 
 
@@ -124,15 +124,15 @@ def incomplete_table(
 def _run_line(
     label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], links: Links, part: bool
 ) -> Line:
-    url, one = links.runs(runs), runs[0]
+    url, first = links.runs(runs), runs[0]
     seeds = ", ".join(str(run.seed) for run in runs)
 
     def mean(pick: Callable[[CompleteRun], float], text: Callable[[float], str]) -> Cell:
         return Cell(text(statistics.mean(map(pick, runs))), url)
 
     worst = []
-    if one.first_metric in metrics:
-        client, value = _worst(runs, one.first_metric)
+    if first.first_metric in metrics:
+        client, value = _worst(runs, first.first_metric)
         worst = [Cell(UNKNOWN if value is None else f"{client}: {format_metric(value)}", url)]
     cells = [
         Cell(f"seed {seeds}" if part else label, url),
@@ -141,10 +141,10 @@ def _run_line(
         *worst,
         mean(lambda run: sum(run.result["bytes_up"]), human_bytes),
         mean(lambda run: sum(run.result["seconds_per_round"]), human_seconds),
-        Cell(str(one.result["rounds"])),
-        Cell(one.result["task"]),
-        Cell(f"{one.result['backbone']['name']}, {one.result['backbone']['taken']}"),
-        links.folder(one.tracked) if len(runs) == 1 else Cell(""),
+        Cell(str(first.result["rounds"])),
+        Cell(first.result["task"]),
+        Cell(f"{first.result['backbone']['name']}, {first.result['backbone']['taken']}"),
+        links.folder(first.tracked) if len(runs) == 1 else Cell(""),
     ]
     return Line(cells, part)
 
@@ -262,11 +262,11 @@ def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
 
 
 def _decision_lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
-    """Yields one line a promised rate, and under that of the shipped one a line a product."""
+    """Yields one line for each promised rate, and below that of the shipped rate one for each product."""
     url = links.run(run.tracked)
     for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
         means = [judged.get(rate, {}).get("mean") for rate in RATES]
-        rates = judged.get("promised")  # what was stored may lack it
+        rates = judged.get("promised")  # a stored result may lack it
         promised = promised_text([rates["lowest"], rates["highest"]]) if rates else alpha
         yield Line.of([label, promised, *map(_share, means)], url)
         sides = judged.get("products", {}) if number == 0 else {}

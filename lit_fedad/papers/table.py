@@ -30,7 +30,7 @@ from lit_fedad.report.naming import human_seconds
 from lit_fedad.tracking.tracker import Tracker
 
 _POLL_S = 0.05
-_INTERRUPT_S = 30  # from an interrupt to a kill
+_INTERRUPT_S = 30  # seconds from an interrupt to a kill
 
 
 def launch(
@@ -54,15 +54,15 @@ def launch(
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
     waiting, running = list(runs), dict[subprocess.Popen[bytes], tuple[PlannedRun, Path, float]]()
     logs.mkdir(parents=True, exist_ok=True)
-    # Polled by one thread: Python raises an interrupt in the main thread alone, which must hold every process to end
-    # it. A pool of threads in `subprocess.run` would wait for its runs, for hours.
+    # One thread polls all processes: Python raises an interrupt only in the main thread, which must know a process to
+    # end it. A pool of threads in `subprocess.run` would wait for its runs, for hours.
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)
                 log = logs / f"{run.folder.path.name}.log"
-                begun = any((run.folder.path / "checkpoints").glob("round_*"))
-                display.note(f"{verb or ('resumes' if begun else 'runs')}: {run.title} ({log})")
+                is_begun = any((run.folder.path / "checkpoints").glob("round_*"))
+                display.note(f"{verb or ('resumes' if is_begun else 'runs')}: {run.title} ({log})")
                 with log.open("wb") as file:
                     process = subprocess.Popen(  # noqa: S603 - this package, by a list of arguments and without a shell
                         command(run),
@@ -86,7 +86,7 @@ def launch(
 
 
 def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Interrupts processes, so that they close their files; kills those that go on."""
+    """Interrupts processes, so that they close their files; kills those that go on nevertheless."""
     for process in processes:
         process.send_signal(signal.SIGINT)
     for process in processes:
@@ -123,8 +123,8 @@ def report_table(
     """Makes a paper's table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
 
     Args:
-        overrides: Of the configuration of all runs.
-        display: Says what becomes of it.
+        overrides: Overrides of the configuration of all runs.
+        display: Prints progress, the table, and where the files are.
         table: Name of a table of ``conf/table``; ``list`` for all of the papers.
         experiment: Presets in place of the paper's settings: one column each.
         data: Data sets in place of the paper's: one column each.
@@ -147,7 +147,7 @@ def report_table(
         return
     paper = read_table(table)
     if metrics:
-        # The paper's numbers stand by the table's own metrics.
+        # The paper's numbers belong to the table's own metrics.
         paper = replace(paper, metrics=metrics, rows=[replace(row, paper={}) for row in paper.rows])
     shown = choose_rows(table, paper, rows)
     given_columns = own_columns(experiment, data)
@@ -217,5 +217,5 @@ def _with_data(columns: Sequence[Column], common: Sequence[str], display: Displa
 
 def _needs_root(column: Column) -> bool:
     """Tells whether a column's data are files that only the user can name."""
-    asked = "???"  # Hydra's sign of a value without default
-    return bool(unresolved(column.overrides)["data"].get("root") == asked)
+    missing = "???"  # Hydra's sign of a value without default
+    return bool(unresolved(column.overrides)["data"].get("root") == missing)

@@ -24,16 +24,16 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], auc: Mapping
     axes = labelled_axes(figure, "false positive rate", "true positive rate")
     axes.set(xscale="log", yscale="log")
     lowest = 1.0
-    for place, (name, rates) in enumerate(curves.items()):
+    for number, (name, rates) in enumerate(curves.items()):
         false, true = (np.where(rate > 0, rate, np.nan) for rate in rates)
         lowest = min(lowest, np.nanmin(false), np.nanmin(true))
-        shade = DARK if place == 0 else str(0.3 + 0.3 * place / len(curves))
+        shade = DARK if number == 0 else str(0.3 + 0.3 * number / len(curves))
         axes.step(
             false,
             true,
             where="post",
             color=shade,
-            linewidth=1.8 / (1 + place),
+            linewidth=1.8 / (1 + number),
             label=f"{name}, AUC {auc[name]:.3f}",
         )
     axes.plot([lowest, 1], [lowest, 1], color="0.5", linewidth=0.8, linestyle="--", label="guessing")
@@ -42,7 +42,7 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], auc: Mapping
     return figure
 
 
-_COLOUR_MAP = colormaps["cividis"]  # the same to the eye with and without red-green blindness
+_COLOUR_MAP = colormaps["cividis"]  # looks the same with and without red-green blindness
 _NORM = Normalize(0, 1)
 
 
@@ -100,8 +100,8 @@ def inversion_sheet(rows: Sequence[Sequence[Shown]], heads: Sequence[str], title
     cell = _CELL * height / width
     figure = blank_figure(len(heads) * _CELL, _HEAD + len(rows) * (cell + _CAPTION))
     panels = figure.subplots(len(rows), len(heads), squeeze=False)
-    for row, places in zip(rows, panels, strict=True):
-        for shown, axes in zip(row, places, strict=True):
+    for row, panel_row in zip(rows, panels, strict=True):
+        for shown, axes in zip(row, panel_row, strict=True):
             axes.imshow(shown.image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)

@@ -1,4 +1,4 @@
-"""What a run ends with on the console: numbers with a word each, and what one client or no look at images gives."""
+"""Last lines of a run on the console: its main metrics, explained, beside a client alone and guesses without images."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from typing import Any
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title, promised_text
 
-_CHOSEN = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
-_MOST = 4
-_LOWER = ("fe", "me", "fe_calibrated", "me_calibrated", "forgetting", "false_alarm_rate", "miss_rate")
-_WORDS = {
+_MAIN_METRICS = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
+_MAX_ROWS = 4
+_LOWER_IS_BETTER = (
+    "fe",
+    "me",
+    "fe_calibrated",
+    "me_calibrated",
+    "forgetting",
+    "false_alarm_rate",
+    "miss_rate",
+)
+_EXPLANATIONS = {
     "i_auroc": "ranks images: higher is better, 0.5 is chance",
     "auroc": "ranks images: higher is better, 0.5 is chance",
     "pro": "outlines defects: higher is better",
@@ -32,7 +40,7 @@ _WORDS = {
 
 
 def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Lists the four metrics that tell most of a run's last round, each with a word."""
+    """Lists the at most four metrics that tell most of a run's last round, each with an explanation."""
     last, alone = result["last"], result.get("alone", {}).get("metrics")
     columns = {"together": (last, "mean"), "worst client": (last, "worst")}
     if alone:
@@ -44,14 +52,14 @@ def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
                 head: f"{value:.3f}" if _known(value := values.get(name, {}).get(kind)) else "-"
                 for head, (values, kind) in columns.items()
             },
-            "what it tells": _words(name, result),
+            "what it tells": _explanation(name, result),
         }
-        for name in _listed(last)
+        for name in _shown_metrics(last)
     ]
 
 
 def in_words(result: Mapping[str, Any]) -> list[str]:
-    """Says what a detector decides, and what the clients find together and alone; nothing where that is not known.
+    """Says what the shipped decisions find, and what clients find together and alone; no line where it is unknown.
 
     Example:
         >>> rates = {"false_alarm_rate": {"mean": 0.012}, "miss_rate": {"mean": 0.2}}
@@ -65,25 +73,25 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
     misses, alarms = (last.get(name, {}).get("mean") for name in ("miss_rate", "false_alarm_rate"))
     if _known(alarms) and not (_known(misses) and math.isclose(misses, 1)):
         shipped = _shipped(result)
-        ends, promised = shipped.get("false_alarm_interval"), shipped.get("promised")
+        interval, promised = shipped.get("false_alarm_interval"), shipped.get("promised")
         finds = ""
-        if _known(misses):  # anomalies that are classes of their own belong to no product
+        if _known(misses):  # classes as anomalies belong to no product
             found = "images of foreign classes" if "auroc" in last else "defects of a client's own products"
             finds = f"finds {_of_100(1 - misses)} of 100 {found} at "
         lines.append(
             f"as shipped, {finds}{_alarms(alarms)}"
-            + (f" (95 % interval {_of_100(ends[0])} to {_of_100(ends[1])})" if ends else "")
+            + (f" (95 % interval {_of_100(interval[0])} to {_of_100(interval[1])})" if interval else "")
             + (f", at most {100 * promised['mean']:.3g} promised" if promised else "")
         )
     if alone := result.get("alone"):
-        many, one = alone["found"]["together"], alone["found"]["alone"]
+        many, single = alone["found"]["together"], alone["found"]["alone"]
         lines.append(
             f"compared at up to {_alarms(alone['at_false_alarms'])}: finds {_of_100(many['all'])} of 100 defects of all"
-            f" products, a client alone {_of_100(one['all'])}"
+            f" products, a client alone {_of_100(single['all'])}"
         )
-        if _known(many["own"]) and _known(one["own"]):
+        if _known(many["own"]) and _known(single["own"]):
             lines[-1] += (
-                f"; of a client's own products {_of_100(many['own'])}, a client alone {_of_100(one['own'])}"
+                f"; of a client's own products {_of_100(many['own'])}, a client alone {_of_100(single['own'])}"
             )
     return lines
 
@@ -93,17 +101,17 @@ def _alarms(rate: float) -> str:
     return f"{number or 'no'} false alarm{'s' * (number != 1)} in 100 normal images"
 
 
-def _listed(last: Mapping[str, Any]) -> Sequence[str]:
+def _shown_metrics(last: Mapping[str, Any]) -> Sequence[str]:
     measured = [name for name, values in last.items() if name != "round" and _known(values.get("mean"))]
     if "i_auroc" in last:
-        return [name for name in _CHOSEN if name in measured] or ["i_auroc"]
+        return [name for name in _MAIN_METRICS if name in measured] or ["i_auroc"]
     ordered = dict.fromkeys([*METRIC_TITLES, *measured])
-    return [name for name in ordered if name in measured and not metric_family(name)][:_MOST]
+    return [name for name in ordered if name in measured and not metric_family(name)][:_MAX_ROWS]
 
 
-def _words(name: str, result: Mapping[str, Any]) -> str:
-    better = "lower is better" if name in _LOWER else "higher is better"
-    words = _WORDS.get(name, better)
+def _explanation(name: str, result: Mapping[str, Any]) -> str:
+    better = "lower is better" if name in _LOWER_IS_BETTER else "higher is better"
+    words = _EXPLANATIONS.get(name, better)
     if name != "false_alarm_rate":
         return words
     shipped = _shipped(result)
@@ -118,13 +126,15 @@ def _words(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _promises_nothing(shipped: Mapping[str, Any]) -> bool:
-    """Tells whether no client has the calibration images to promise anything of any product."""
+    """Tells whether every client has too few calibration images to promise anything about any product."""
     clients = shipped.get("clients", {}).values()
-    return bool(clients) and all(0 < len(own["products"]) == len(own["without_promise"]) for own in clients)
+    return bool(clients) and all(
+        0 < len(decisions["products"]) == len(decisions["without_promise"]) for decisions in clients
+    )
 
 
 def _shipped(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the decisions that a run ships; without any, nothing."""
+    """Returns the decisions that a run ships; empty where it ships none."""
     shipped: Mapping[str, Any] = next(iter(result.get("decisions", {}).values()), {})
     return shipped
 
@@ -137,7 +147,7 @@ def _known(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-_MOST_NUMBERS = 10
+_MAX_NAMED = 10
 
 CONSTANT_LABELS = {
     "client_largest": "always the client's largest class",
@@ -148,17 +158,17 @@ CONSTANT_LABELS = {
 
 
 def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
-    """Says what accuracy predictions that look at no image have after the last round.
+    """Says which accuracy constant predictions, which look at no image, have after the last round.
 
     Returns:
         One line; None for a result without such accuracies.
     """
     if not result.get("constants"):
         return None
-    found = {name: values[str(result["last"]["round"])] for name, values in result["constants"].items()}
-    named = next(iter(found.values()))
-    metric = "own_accuracy" if "own_accuracy" in named else next(iter(named))
-    parts = [f"{CONSTANT_LABELS[name]} {values[metric]:.3f}" for name, values in found.items()]
+    accuracies = {name: values[str(result["last"]["round"])] for name, values in result["constants"].items()}
+    first = next(iter(accuracies.values()))
+    metric = "own_accuracy" if "own_accuracy" in first else next(iter(first))
+    parts = [f"{CONSTANT_LABELS[name]} {values[metric]:.3f}" for name, values in accuracies.items()]
     return f"Without a look at images, {metric_title(metric)}: {', '.join(parts)}."
 
 
@@ -173,18 +183,16 @@ def constant_predictions(metrics: Mapping[str, Any], names: ClientNames = NUMBER
         "client 0 predicts a single class for every test image; its accuracy is that class's share"
         >>> constant_predictions({"predicted_classes": {"per_client": {0: 2.0, 1: 4.0}}})
     """
-    found: Mapping[Any, float] = metrics.get("predicted_classes", {}).get("per_client", {})
-    clients = [int(client) for client, classes in found.items() if classes == 1]
+    classes_of: Mapping[Any, float] = metrics.get("predicted_classes", {}).get("per_client", {})
+    clients = [int(client) for client, classes in classes_of.items() if classes == 1]
     if not clients:
         return None
-    named = ", ".join(map(names.label, clients[:_MOST_NUMBERS])) + (
-        ", ..." if len(clients) > _MOST_NUMBERS else ""
-    )
+    named = ", ".join(map(names.label, clients[:_MAX_NAMED])) + (", ..." if len(clients) > _MAX_NAMED else "")
     if len(clients) == 1:
         who = f"{names.title(clients[0])} predicts"
-    elif len(clients) == len(found):
+    elif len(clients) == len(classes_of):
         who = f"all {len(clients)} clients predict"
     else:
-        who = f"{len(clients)} of {len(found)} clients ({named}) predict"
+        who = f"{len(clients)} of {len(classes_of)} clients ({named}) predict"
     whose = "its" if len(clients) == 1 else "their"
     return f"{who} a single class for every test image; {whose} accuracy is that class's share"

@@ -46,28 +46,28 @@ from lit_fedad.report.naming import (
 if TYPE_CHECKING:
     from lit_fedad.report.html import Block, Grid
 
-_LINE_WIDTH = 120  # columns of a round line at most
-_LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
-_LONGEST = 2000  # characters of a warning or an error
+_LINE_WIDTH = 120  # most columns of a round line
+_LINE_INTERVAL = 15.0  # seconds between two progress lines outside a terminal
+_MAX_MESSAGE = 2000  # characters of a warning or an error
 # Columns that a narrow round line leaves out, the highest number first; all others count 0.
-_LESSER = {"left": 1, "up": 2, "down": 3, "time": 4}
+_LEFT_OUT_FIRST = {"left": 1, "up": 2, "down": 3, "time": 4}
 
-_said: ContextVar[set[str] | None] = ContextVar("said", default=None)
+_shown_warnings: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
 
 @contextmanager
 def each_warning_once() -> Iterator[None]:
-    """Prints a warning of the block once, on whichever display: the trials of a sweep have theirs in common."""
-    token = _said.set(set())
+    """Prints each warning of the block once, on whichever display: the trials of a sweep repeat their warnings."""
+    token = _shown_warnings.set(set())
     try:
         yield
     finally:
-        _said.reset(token)
+        _shown_warnings.reset(token)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leaves it to the command what a reader means who has enough, such as head; rich would call it a failure."""
+        """Leaves it to the command that a reader such as head has closed the pipe; rich would exit with an error."""
         raise BrokenPipeError
 
 
@@ -79,7 +79,7 @@ class Display:
         self._err = _Console(stderr=True, highlight=False)
         # Widest value of each column of the round lines so far: keeps the lines of a run aligned.
         self._columns: dict[str, int] = {}
-        self._label = 0
+        self._label_width = 0
 
     @contextmanager
     def progress(self, description: str) -> Iterator[Callable[[int, int], None]]:
@@ -147,8 +147,8 @@ class Display:
         label = f"round {round:>{digits}}/{rounds}"
         if round <= 0:
             label = f"set-up {name}"
-        self._label = max(self._label, len(label))
-        label = label.ljust(self._label)
+        self._label_width = max(self._label_width, len(label))
+        label = label.ljust(self._label_width)
 
         values = {} if loss is None and "loss" not in self._columns else {"loss": _loss(loss)}
         values |= {metric_title(metric): _metric(value) for metric, value in metrics.items()}
@@ -160,22 +160,22 @@ class Display:
 
         room = min(_LINE_WIDTH, self._out.width) if self._out.is_terminal else _LINE_WIDTH
         room -= len(label)
-        kept = set()
-        for column in sorted(cells, key=lambda column: _LESSER.get(column, 0)):
+        shown = set()
+        for column in sorted(cells, key=lambda column: _LEFT_OUT_FIRST.get(column, 0)):
             cost = len("  ") + len(cells[column])
             if cost <= room:
                 room -= cost
-                kept.add(column)
-        rest = "  ".join(["", *(cell for column, cell in cells.items() if column in kept)]).rstrip()
+                shown.add(column)
+        rest = "  ".join(["", *(cell for column, cell in cells.items() if column in shown)]).rstrip()
         self._print(Text.assemble((label, "bold"), rest))
 
     def closing_table(self, result: Mapping[str, Any]) -> None:
-        """Prints four metrics of the last round, each with a word, and what the detector finds."""
+        """Prints up to four metrics of the last round, each with an explanation, and what the detector finds."""
         self._print("")
         self.table(closing_rows(result))
-        said = [*in_words(result), without_value(result["last"]), looking_at_nothing(result)]
-        said.append(constant_predictions(result["last"], ClientNames.of(result)))
-        for line in filter(None, said):
+        lines = [*in_words(result), without_value(result["last"]), looking_at_nothing(result)]
+        lines.append(constant_predictions(result["last"], ClientNames.of(result)))
+        for line in filter(None, lines):
             self._print(line)
         up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
         self._print(
@@ -229,7 +229,7 @@ class Display:
                 self._print("")
                 if block.title:
                     self.note(block.title)
-                for part in _parts(block, shutil.get_terminal_size((_LINE_WIDTH, 0)).columns):
+                for part in _column_groups(block, shutil.get_terminal_size((_LINE_WIDTH, 0)).columns):
                     self.table([{block.heads[i]: line.cells[i].text for i in part} for line in block.lines])
             for line in (
                 block.notes if isinstance(block, Grid) else block.lines if isinstance(block, Prose) else ()
@@ -247,12 +247,12 @@ class Display:
 
     def warn(self, message: str) -> None:
         """Prints a warning as one line on standard error, also when quiet."""
-        said = _said.get()
-        if said is not None:
-            if message in said:
+        shown = _shown_warnings.get()
+        if shown is not None:
+            if message in shown:
                 return
-            said.add(message)
-        self._complain("warning", "yellow", message)
+            shown.add(message)
+        self._print_error_line("warning", "yellow", message)
 
     def unsent(self, records: int, run: Path) -> None:
         """Warns of tracking records that wait in a run's folder, if there are any."""
@@ -263,7 +263,7 @@ class Display:
 
     def error(self, message: str) -> None:
         """Prints an error as one line on standard error, also when quiet."""
-        self._complain("error", "bold red", message)
+        self._print_error_line("error", "bold red", message)
 
     def _print(self, text: Text | str) -> None:
         """Prints a line that rich neither wraps, crops nor reads as markup."""
@@ -275,12 +275,12 @@ class Display:
         for label, value in lines:
             self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {_clean(value)}"))
 
-    def _complain(self, kind: str, style: str, message: str) -> None:
-        said = _clean(message)
-        if len(said) > _LONGEST:  # a file may have a name of any length
-            said = f"{said[:_LONGEST]}..."
+    def _print_error_line(self, kind: str, style: str, message: str) -> None:
+        text = _clean(message)
+        if len(text) > _MAX_MESSAGE:  # a file may have a name of any length
+            text = f"{text[:_MAX_MESSAGE]}..."
         with self._err.capture() as line:
-            self._err.print(Text.assemble((f"{kind}:", style), f" {said}"), soft_wrap=True)
+            self._err.print(Text.assemble((f"{kind}:", style), f" {text}"), soft_wrap=True)
         # Through sys.stderr, which a live bar replaces; a rich console would write past it, into the bar.
         sys.stderr.write(line.get())
 
@@ -300,7 +300,7 @@ class Display:
 
     def _cells(self, values: Mapping[str, str]) -> dict[str, str]:
         """Returns all columns seen so far, metrics in order of first appearance; those without a value are blank."""
-        metrics = [column for column in self._columns if column not in ("loss", *_LESSER)]
+        metrics = [column for column in self._columns if column not in ("loss", *_LEFT_OUT_FIRST)]
         cells = {}
         for column in ("loss", *metrics, "up", "down", "time", "left"):
             value, width = values.get(column, ""), self._columns.get(column, 0)
@@ -361,8 +361,8 @@ class _LogLines(logging.Handler):
             self.display.warn(record.getMessage())
 
 
-def _parts(grid: Grid, width: int) -> list[list[int]]:
-    """Divides the columns of numbers so that each part, beside the columns of text, is no wider."""
+def _column_groups(grid: Grid, width: int) -> list[list[int]]:
+    """Divides the columns of numbers into parts that, with the columns of text, are at most ``width`` wide."""
     cells = zip(grid.heads, *([cell.text for cell in line.cells] for line in grid.lines), strict=True)
     widths = [max(map(len, column)) + 3 for column in cells]
     parts = [list(range(grid.texts))]
@@ -374,7 +374,7 @@ def _parts(grid: Grid, width: int) -> list[list[int]]:
 
 
 def _clean(message: str) -> str:
-    """Writes others' text as one line, without passwords and without what a terminal would obey."""
+    """Writes text from elsewhere as one line, without passwords and without control characters of a terminal."""
     return printable(redact(" ".join(message.splitlines())))
 
 

@@ -34,24 +34,24 @@ def drift_figure(
         run_length: Statistic at which an alarm is raised.
     """
     figure = blank_figure(7.16, 4.6)
-    share = labelled_axes(figure, "p-value in the stream", "images", (2, 1, 1))
-    share.hist(p_values, np.linspace(0, 1, _BINS + 1).tolist(), color=COLOURS[0], linewidth=0)
+    histogram = labelled_axes(figure, "p-value in the stream", "images", (2, 1, 1))
+    histogram.hist(p_values, np.linspace(0, 1, _BINS + 1).tolist(), color=COLOURS[0], linewidth=0)
     expected = len(p_values) / _BINS
-    share.axhline(expected, color=DARK, linewidth=0.8, linestyle="--", label="expected without drift")
-    share.set(xlim=(0, 1))
-    share.legend(loc="upper right", **LEGEND)
-    over = labelled_axes(figure, "images", "power of ten", (2, 1, 2))
+    histogram.axhline(expected, color=DARK, linewidth=0.8, linestyle="--", label="expected without drift")
+    histogram.set(xlim=(0, 1))
+    histogram.legend(loc="upper right", **LEGEND)
+    course = labelled_axes(figure, "images", "power of ten", (2, 1, 2))
     images = np.arange(1, len(p_values) + 1)
-    over.plot(images, log_martingale, color=COLOURS[0], linewidth=1.1, label="test martingale")
-    reached = np.log10(np.maximum(statistic, 0.1))
-    over.plot(images, reached, color=COLOURS[1], linewidth=1.1, label="Shiryaev-Roberts statistic")
+    course.plot(images, log_martingale, color=COLOURS[0], linewidth=1.1, label="test martingale")
+    log_statistic = np.log10(np.maximum(statistic, 0.1))
+    course.plot(images, log_statistic, color=COLOURS[1], linewidth=1.1, label="Shiryaev-Roberts statistic")
     limit = f"alarm: at most one in {run_length:g} images without drift"
-    over.axhline(np.log10(run_length), color=DARK, linewidth=0.8, linestyle="--", label=limit)
+    course.axhline(np.log10(run_length), color=DARK, linewidth=0.8, linestyle="--", label=limit)
     for number, image in enumerate(alarms):
         label = "alarms" if number == 0 else None
-        over.axvline(image, color=COLOURS[5], linewidth=0.8, label=label)
-    over.set(xlim=(0, max(len(p_values), 1)))
-    over.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, **LEGEND)
+        course.axvline(image, color=COLOURS[5], linewidth=0.8, label=label)
+    course.set(xlim=(0, max(len(p_values), 1)))
+    course.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, **LEGEND)
     return figure
 
 
@@ -68,16 +68,16 @@ def calibration_figure(
     figure = blank_figure(7.16, 2.9)
     alarms = labelled_axes(figure, "promised false alarms", "false alarms seen", (1, 2, 1))
     misses = labelled_axes(figure, "promised false alarms", "anomalies missed", (1, 2, 2))
-    kept = np.geomspace(min(promised), max(promised), 100)
-    alarms.plot(kept, kept, color="0.5", linewidth=0.8, linestyle="--", label="promised")
-    for place, (side, label) in enumerate(_SIDES.items()):
+    rates = np.geomspace(min(promised), max(promised), 100)
+    alarms.plot(rates, rates, color="0.5", linewidth=0.8, linestyle="--", label="promised")
+    for number, (side, label) in enumerate(_SIDES.items()):
         if side not in seen or np.isnan(seen[side]).all():
             continue
-        look: dict[str, Any] = {"color": COLOURS[place], "linewidth": 1.1, "marker": "o", "markersize": 3}
-        alarms.plot(promised, seen[side], label=label, **look)
+        style: dict[str, Any] = {"color": COLOURS[number], "linewidth": 1.1, "marker": "o", "markersize": 3}
+        alarms.plot(promised, seen[side], label=label, **style)
         lower, upper = np.transpose(intervals[side])
-        alarms.fill_between(promised, lower, upper, color=COLOURS[place], alpha=0.15, linewidth=0)
-        misses.plot(promised, missed[side], **look)
+        alarms.fill_between(promised, lower, upper, color=COLOURS[number], alpha=0.15, linewidth=0)
+        misses.plot(promised, missed[side], **style)
     alarms.set(xscale="log", ylim=(0, None))
     misses.set(xscale="log", ylim=(0, 1))
     figure.legend(loc="outside upper center", ncols=3, **LEGEND)
@@ -109,7 +109,7 @@ class ClientScores:
 
 
 def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
-    """Draws one panel a client: histograms of its scores, each as a share of its kind, and the threshold.
+    """Draws one panel for each client: histograms of its scores, each as a share of its kind, and the threshold.
 
     Titles have the number of calibration images, and that of scores that are not finite, which are not drawn.
     """
@@ -117,9 +117,9 @@ def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
     rows = math.ceil(len(clients) / columns)
     figure = blank_figure(max(columns, 2) * _PANEL, 0.4 + 1.75 * rows)
     first: Axes | None = None
-    for place, (client, scores) in enumerate(clients.items(), start=1):
-        axes = labelled_axes(figure, "", "", (rows, columns, place))
-        _draw(axes, scores)
+    for number, (client, scores) in enumerate(clients.items(), start=1):
+        axes = labelled_axes(figure, "", "", (rows, columns, number))
+        _draw_histograms(axes, scores)
         axes.set_title(_title(client, scores), fontsize=FONT_SIZE)
         first = first or axes
     assert first is not None
@@ -130,7 +130,7 @@ def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, scores: ClientScores) -> None:
+def _draw_histograms(axes: Axes, scores: ClientScores) -> None:
     kinds = {
         "calibration": (scores.calibration, scores.counts, COLOURS[2]),
         "normal test": (scores.normal, np.ones(len(scores.normal)), COLOURS[0]),
@@ -146,7 +146,7 @@ def _draw(axes: Axes, scores: ClientScores) -> None:
         if name != "calibration":
             bars(histtype="stepfilled", alpha=0.4, label=name)
         bars(histtype="step", linewidth=0.9, label=name if name == "calibration" else None)
-    # Without an end it stands in no panel, but in the legend of all.
+    # An infinite threshold is drawn in no panel, but stands in the common legend.
     limit = scores.threshold if math.isfinite(scores.threshold) else math.nan
     axes.axvline(limit, color=DARK, linewidth=0.9, linestyle="--", label="threshold")
 
@@ -154,8 +154,8 @@ def _draw(axes: Axes, scores: ClientScores) -> None:
 def _title(client: int, scores: ClientScores) -> str:
     limit = f"threshold {scores.threshold:.3g}" if math.isfinite(scores.threshold) else "no threshold"
     tests = np.concatenate([scores.normal, scores.anomalous])
-    lost = np.count_nonzero(~np.isfinite(tests))
-    # In lines of their own: a panel is as wide as one of them.
+    not_finite = np.count_nonzero(~np.isfinite(tests))
+    # On lines of their own, because a panel is only as wide as one of these texts.
     return f"client {client} ({scores.counts.sum()} images)\n{limit}" + (
-        f"\n({lost} scores not finite)" if lost else ""
+        f"\n({not_finite} scores not finite)" if not_finite else ""
     )

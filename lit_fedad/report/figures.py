@@ -33,10 +33,10 @@ from lit_fedad.report.style import (
 
 _HATCHES = ("//////", "......", "xxxxxx")
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
-_MOST_PIES = 12
-_MOST_NAMES = 20
-_LONGEST_NAME = 50  # letters in a line of the narrowest legend
-_MOST_COLOURED_LINES = 8
+_MAX_PIES = 12
+_MAX_NAMES = 20
+_MAX_NAME = 50  # letters in a line of the narrowest legend
+_MAX_COLOURED_LINES = 8
 
 
 def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
@@ -49,7 +49,7 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
         counts: Images of each product type on each client [clients, products].
         products: Names of the product types.
     """
-    draw = _pies if len(counts) <= _MOST_PIES else _bars
+    draw = _pies if len(counts) <= _MAX_PIES else _bars
     figure = draw(counts)
     _product_legend(figure, products)
     return figure
@@ -67,11 +67,14 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
         products: Names of the classes.
     """
     stages = max(map(len, counts))
-    held = np.stack([np.pad(own, ((0, stages - len(own)), (0, 0))) for own in counts], axis=1)
+    padded = np.stack(
+        [np.pad(client_counts, ((0, stages - len(client_counts)), (0, 0))) for client_counts in counts],
+        axis=1,
+    )
     height = float(np.clip(0.17 * len(counts), 0.7, 6.0))
     figure = blank_figure(float(np.clip(0.6 + 1.35 * stages, _COLUMN, _PAGE)), height + 0.6)
-    named = len(products) <= _MOST_NAMES
-    _stage_panels(figure, held, "images" if named else f"images of {len(products)} classes")
+    named = len(products) <= _MAX_NAMES
+    _stage_panels(figure, padded, "images" if named else f"images of {len(products)} classes")
     if named:
         _product_legend(figure, products)
     return figure
@@ -98,7 +101,7 @@ def curves_figure(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if len(rounds) == 1:
         axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
-    few = len(history) <= _MOST_COLOURED_LINES
+    few = len(history) <= _MAX_COLOURED_LINES
     for index, (client, points) in enumerate(sorted(history.items())):
         style = line_style(index, len(rounds)) if few else {"color": "0.5", "linewidth": 0.4, "alpha": 0.5}
         label = as_written(names.title(client)) if few else ("one client" if index == 0 else None)
@@ -123,12 +126,12 @@ def curves_figure(
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes a figure as PNG atomically, with the same bytes for the same figure."""
     with atomic(path) as part:
-        # `savefig` would draw twice. Photographs take thrice as long at the usual level, for files a sixth smaller.
+        # `savefig` would draw twice. The usual level of compression takes thrice as long for files a sixth smaller.
         FigureCanvasAgg(figure).print_png(part, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
     return path
 
 
-def _fill(index: int) -> dict[str, Any]:
+def _area_style(index: int) -> dict[str, Any]:
     """Returns the look of one product type's area: the plain colours in turn, then pale and hatched ones."""
     turn, colour = divmod(index, len(COLOURS))
     edge = to_rgb(COLOURS[colour])
@@ -145,9 +148,9 @@ def _fill(index: int) -> dict[str, Any]:
 
 def _product_legend(figure: Figure, products: Sequence[str]) -> None:
     """Adds a legend of the product types below a figure, which grows by the legend's height."""
-    names = wrapped(products, _LONGEST_NAME)
-    patches = [Patch(label=name, **_fill(index)) for index, name in enumerate(names)]
-    longest = min(max(map(len, products)), _LONGEST_NAME)
+    names = wrapped(products, _MAX_NAME)
+    patches = [Patch(label=name, **_area_style(index)) for index, name in enumerate(names)]
+    longest = min(max(map(len, products)), _MAX_NAME)
     entry_width = FONT_SIZE * (4.0 + 0.6 * longest)  # points, estimated: box, gaps and name
     columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
     rows = math.ceil(len(products) / columns)
@@ -169,7 +172,7 @@ def _pies(counts: np.ndarray) -> Figure:
             radius = math.sqrt(size / sizes.max())  # the area, not the radius, tells the share
             wedges, *_ = axes.pie(row[present], radius=radius, startangle=90, counterclock=False)
             for product, wedge in zip(present, wedges, strict=True):
-                wedge.set(**_fill(int(product)))
+                wedge.set(**_area_style(int(product)))
         axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05), aspect="equal")
         axes.axis("off")
         text = f"client {client}\n{size:,} image{'s' if size != 1 else ''}"
@@ -191,7 +194,7 @@ def _bars(counts: np.ndarray) -> Figure:
 def _stage_panels(figure: Figure, counts: np.ndarray, xlabel: str) -> None:
     """Draws one panel a stage with one bar a client, classes stacked [stages, clients, classes]."""
     first: dict[str, Axes] = {}
-    for stage, held in enumerate(counts):
+    for stage, stage_counts in enumerate(counts):
         axes = labelled_axes(figure, xlabel, "" if first else "client", (1, len(counts), stage + 1), **first)
         axes.set_title(f"task {stage + 1}", fontsize=FONT_SIZE + 1)
         axes.grid(visible=False)
@@ -199,7 +202,7 @@ def _stage_panels(figure: Figure, counts: np.ndarray, xlabel: str) -> None:
         if first:
             axes.tick_params(labelleft=False)
         first = first or {"sharex": axes, "sharey": axes}
-        for owners, starts, lengths, style in _stacks(held):
+        for owners, starts, lengths, style in _stacks(stage_counts):
             left, right, top, bottom = starts, starts + lengths, owners - 0.425, owners + 0.425
             corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1)
             # One path a class: Agg draws a hatch anew for every path, a minute for 100 clients with 100 classes.
@@ -216,7 +219,7 @@ def _stacks(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.nda
     """Yields clients, starts, lengths and look of the stacked bars of each product type."""
     starts = counts.cumsum(axis=1) - counts
     for product in range(counts.shape[1]):
-        style = _fill(product)
+        style = _area_style(product)
         if len(counts) > 100:  # bars too thin for edges and hatches
             style = {"facecolor": style["facecolor"], "linewidth": 0}
         owners = np.flatnonzero(counts[:, product])

@@ -55,7 +55,7 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     sheet_height = _HEAD + len(cases) * (cell + _CAPTION)
 
     figure = blank_figure(sheet_width, sheet_height)
-    # Cells are placed to the point: captions may run on under their whole row.
+    # Cells are placed by hand, because a caption may be as long as its whole row.
     figure.set_layout_engine("none")
 
     def place(left: float, top: float, wide: float, high: float) -> Axes:
@@ -138,14 +138,14 @@ def pick_cases(scores: ArrayLike, labels: ArrayLike, best: int, worst: int) -> l
     candidates = np.flatnonzero(np.isfinite(score))
     score, anomalous = score[candidates], label[candidates] != 0
     rank, distance = np.zeros(len(score)), np.where(anomalous, score, -score)
-    for own, sign in ((anomalous, 1), (~anomalous, -1)):
+    for of_label, sign in ((anomalous, 1), (~anomalous, -1)):
         # With its sign, an image of either class is ordered correctly above the others.
-        mine, others = sign * score[own], np.sort(sign * score[~own])
+        scores_of_label, others = sign * score[of_label], np.sort(sign * score[~of_label])
         if others.size:
-            below, up_to = (np.searchsorted(others, mine, side) for side in ("left", "right"))
-            rank[own] = (below + up_to) / (2 * len(others))  # ties count half
+            below, up_to = (np.searchsorted(others, scores_of_label, side) for side in ("left", "right"))
+            rank[of_label] = (below + up_to) / (2 * len(others))  # ties count half
             middle = others[[(len(others) - 1) // 2, len(others) // 2]]
-            distance[own] = (mine[:, None] - middle).mean(1)
+            distance[of_label] = (scores_of_label[:, None] - middle).mean(1)
     order = candidates[np.lexsort((candidates, -distance, -rank))].tolist()
     return order[:best] + order[best:][::-1][:worst]
 

@@ -1,4 +1,4 @@
-"""Names and numbers as they are shown: titles of metrics and of what stands beside them, sizes and durations."""
+"""Titles of metrics and methods, and texts of numbers, sizes and durations, as they are shown."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -26,9 +26,9 @@ _ATTACK_TITLES |= {f"{name}_chance": f"{title}, chance" for name, title in _ATTA
 
 
 def metric_title(name: str) -> str:
-    """Returns the title of a metric or of an attack's number; of a single anomaly set, its family's title and the set.
+    """Returns the title of a metric or of an attack's number.
 
-    A metric that has none is its own title.
+    A metric of a single anomaly set has the title of its family and the set; a metric without a title has its name.
 
     Example:
         >>> metric_title("fe"), metric_title("fe_calibrated_svhn"), metric_title("auroc_svhn")
@@ -53,7 +53,7 @@ def metric_family(name: str) -> str | None:
 
 
 def method_title(method: Mapping[str, Any]) -> str:
-    """Names a run's method with its paper, or with what it does where it is of none.
+    """Names a run's method with its paper, or with what it does where it has no paper.
 
     Args:
         method: The configuration's section ``method``.
@@ -62,8 +62,8 @@ def method_title(method: Mapping[str, Any]) -> str:
         >>> [method_title({"name": "bank", "paper": paper}) for paper in ("none: sums of patches", "none")]
         ['bank (sums of patches)', 'bank']
     """
-    said = method["paper"].removeprefix("none").removeprefix(": ")
-    return f"{method['name']} ({said})" if said else str(method["name"])
+    description = method["paper"].removeprefix("none").removeprefix(": ")
+    return f"{method['name']} ({description})" if description else str(method["name"])
 
 
 def named_version(result: Mapping[str, Any]) -> str:

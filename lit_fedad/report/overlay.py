@@ -27,8 +27,8 @@ def heat(strength: np.ndarray) -> np.ndarray:
         >>> heat(np.array([0.0, 0.625, 1.0])).tolist()
         [[28.0, 12.0, 146.0], [238.0, 114.5, 108.0], [244.0, 243.0, 43.0]]
     """
-    places = np.linspace(0, 1, len(_COLOURS))
-    return np.stack([np.interp(strength, places, channel) for channel in _COLOURS.T], axis=-1)
+    stops = np.linspace(0, 1, len(_COLOURS))
+    return np.stack([np.interp(strength, stops, channel) for channel in _COLOURS.T], axis=-1)
 
 
 def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float) -> np.ndarray:
@@ -60,7 +60,7 @@ def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float
 
 
 def colour_ends(anomaly_map: np.ndarray, score: float, threshold: float) -> tuple[float, float]:
-    """Computes which scores of a map have the first and the last colour, from what the image's score is.
+    """Computes which scores of a map get the first and the last colour, given the score of the image.
 
     Image scores and maps may have scales of their own. The map's highest value gets the colour of the image's score,
     on a scale from half the threshold to twice the threshold, the same for all images. A higher score counts as twice
@@ -109,6 +109,6 @@ def save_heatmap(
     picture = Image.new("RGB", (shown.width, shown.height + strip), "white")
     picture.paste(shown)
     ImageDraw.Draw(picture).text((shown.width / 2, shown.height + strip / 2), caption, "black", font, "mm")
-    with atomic(path) as part:
-        picture.save(part, format="png")
+    with atomic(path) as partial:
+        picture.save(partial, format="png")
     return path

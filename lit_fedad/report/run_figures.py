@@ -23,8 +23,8 @@ from lit_fedad.report.style import (
     wrapped,
 )
 
-_WIDE = 20  # from this ratio of the largest to the smallest on, an axis is logarithmic
-_SHORT = 30  # letters of a name up to which two stand side by side
+_LOG_RATIO = 20  # of the largest to the smallest x, from which on its axis is logarithmic
+_SHORT_NAME = 30  # letters: of names up to this length two stand side by side in a legend
 _SHEET_WIDTH = 1000  # pixels
 _QUALITY = 82
 
@@ -42,9 +42,9 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
             times the smallest above 0, and points with x <= 0 are left out.
     """
     curves = [curve for group in groups.values() for curve in group]
-    above = [x for curve in curves for x, _ in curve if x > 0]
-    logarithmic = not whole and bool(above) and max(above) >= _WIDE * min(above)
-    columns = 2 if max(map(len, groups)) <= _SHORT else 1
+    positive = [x for curve in curves for x, _ in curve if x > 0]
+    logarithmic = not whole and bool(positive) and max(positive) >= _LOG_RATIO * min(positive)
+    columns = 2 if max(map(len, groups)) <= _SHORT_NAME else 1
     names = wrapped(groups, 64)
     figure = blank_figure(4.6, 2.5 + 0.14 * math.ceil(sum(map(lines_of, names)) / columns))
     axes = labelled_axes(figure, xlabel, ylabel)
@@ -74,13 +74,13 @@ def stored_picture(path: Path) -> Image.Image:
     """Reads a picture that a run has drawn, in RGB.
 
     Raises:
-        UserError: If it is none any more.
+        UserError: If the file is no picture any more.
     """
     check_stored(path)
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except Exception as error:  # of Pillow, of many kinds
+    except Exception as error:  # Pillow raises many kinds
         raise UserError(
             f"{path}: cannot be read as a picture ({type(error).__name__}); remove it, and it is left out"
         ) from error

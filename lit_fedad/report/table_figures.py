@@ -40,11 +40,11 @@ def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fi
     labels = [row.label for row in table.rows if row.label in set(runs["row"])]
     stages = [name for name in map(str, runs) if name.startswith(f"{metric}_task_")]
     numbers = [int(name.rpartition("_")[2]) for name in stages]
-    wide = min(len(columns), 3)
-    high = math.ceil(len(columns) / wide)
-    figure = blank_figure(max(3.5, 7.16 * wide / 3), 1.8 * high + 0.3)
+    num_columns = min(len(columns), 3)
+    num_rows = math.ceil(len(columns) / num_columns)
+    figure = blank_figure(max(3.5, 7.16 * num_columns / 3), 1.8 * num_rows + 0.3)
     for panel, column in enumerate(columns, start=1):
-        axes = labelled_axes(figure, "task", f"{metric_title(metric)} (%)", (high, wide, panel))
+        axes = labelled_axes(figure, "task", f"{metric_title(metric)} (%)", (num_rows, num_columns, panel))
         axes.set_title(as_written(column), fontsize=FONT_SIZE + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for index, label in enumerate(labels):
@@ -74,11 +74,11 @@ def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """
     values = {"clients": _losses, "rounds": _means}[table.figure]
     lines = [
-        (one.row, one.column, one.seed, quantity, client, round, value)
-        for one in outcomes
-        if one.result
+        (outcome.row, outcome.column, outcome.seed, quantity, client, round, value)
+        for outcome in outcomes
+        if outcome.result
         for quantity in table.quantities
-        for client, round, value in values(one.result, quantity, one.ending)
+        for client, round, value in values(outcome.result, quantity, outcome.ending)
     ]
     return pd.DataFrame(lines, columns=list(_COLUMNS))
 
@@ -91,19 +91,19 @@ def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> 
         panels = [[("loss", column, client) for client in clients] for column in columns]
     else:
         panels = [[(quantity, column, "") for column in columns] for quantity in table.quantities]
-    high, wide = len(panels), len(panels[0])
-    figure = blank_figure(max(3.5, _WIDTH * wide), _HEIGHT * high + 0.5)
-    for place, (quantity, column, client) in enumerate((p for line in panels for p in line), start=1):
-        of_one = quantity in METRIC_TITLES
-        title = f"{metric_title(quantity)} (%)" if of_one else _TITLES.get(quantity, quantity)
-        axes = labelled_axes(figure, "round", title, (high, wide, place))
+    num_rows, num_columns = len(panels), len(panels[0])
+    figure = blank_figure(max(3.5, _WIDTH * num_columns), _HEIGHT * num_rows + 0.5)
+    for number, (quantity, column, client) in enumerate((p for line in panels for p in line), start=1):
+        is_share = quantity in METRIC_TITLES
+        title = f"{metric_title(quantity)} (%)" if is_share else _TITLES.get(quantity, quantity)
+        axes = labelled_axes(figure, "round", title, (num_rows, num_columns, number))
         panel = f"{column}, client {client}" if client else column
         axes.set_title(as_written(panel), fontsize=FONT_SIZE + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        of_panel = (frame["quantity"] == quantity) & (frame["column"] == column) & (frame["client"] == client)
+        in_panel = (frame["quantity"] == quantity) & (frame["column"] == column) & (frame["client"] == client)
         for index, label in enumerate(labels):
-            values = frame[of_panel & (frame["row"] == label)].groupby("round")["value"]
-            means = (100 if of_one else 1) * values.mean()
+            values = frame[in_panel & (frame["row"] == label)].groupby("round")["value"]
+            means = (100 if is_share else 1) * values.mean()
             axes.plot(means.index, means, label=as_written(label), **line_style(index, len(means)))
     axes = figure.axes[0]
     if labels:
@@ -145,9 +145,9 @@ def sheets_figure(
     Raises:
         UserError: As `stored_picture`.
     """
-    held = {place: np.asarray(stored_picture(file)) for place, file in pictures.items()}
-    ratios = {place: picture.shape[0] / picture.shape[1] for place, picture in held.items()}
-    heights = [max((ratios[row, c] for c in columns if (row, c) in held), default=_BLANK) for row in rows]
+    images = {cell: np.asarray(stored_picture(file)) for cell, file in pictures.items()}
+    ratios = {cell: picture.shape[0] / picture.shape[1] for cell, picture in images.items()}
+    heights = [max((ratios[row, c] for c in columns if (row, c) in images), default=_BLANK) for row in rows]
     figure = blank_figure(_PICTURE * len(columns), sum(_PICTURE * height + 0.3 for height in heights))
     grid = figure.add_gridspec(len(rows), len(columns), height_ratios=heights)
     for line, row in enumerate(rows):
@@ -155,8 +155,8 @@ def sheets_figure(
             axes = figure.add_subplot(grid[line, number])
             axes.set_axis_off()
             axes.set_title(as_written(f"{row}, {column}"), fontsize=FONT_SIZE + 2)
-            if (row, column) in held:
-                axes.imshow(held[row, column], interpolation="antialiased")
+            if (row, column) in images:
+                axes.imshow(images[row, column], interpolation="antialiased")
             else:
                 axes.text(0.5, 0.5, "no run with pictures", ha="center", va="center", fontsize=FONT_SIZE)
     return figure

@@ -1,4 +1,4 @@
-"""A paper's table made of finished runs: one line a run, then means over seeds beside the paper's numbers.
+"""A paper's table made of finished runs: one line for each run, then means over seeds beside the paper's numbers.
 
 Nothing is run here and nothing is read from disk. All facts about a run come from its ``result.json``.
 """
@@ -17,7 +17,7 @@ from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
 
-_WHOLE = ("best_round", "rounds", "training_images")
+_INTEGERS = ("best_round", "rounds", "training_images")
 
 Link = Callable[[str, str | None], str | None]
 """Finds the address of the runs of a row, in one column or in all."""
@@ -32,7 +32,7 @@ class Row:
 
     Attributes:
         paper: The paper's numbers, one a metric, by the name of the data, or by the column's label if columns
-            differ in settings. In a table of declared forms the one number is MiB.
+            differ in settings. In a table of declared forms the only number is in MiB.
         ending: Ending of the metrics' names in results (``"_lp"``), if one run has metrics of several classifiers.
     """
 
@@ -150,13 +150,13 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
                 "column": outcome.column,
                 "seed": outcome.seed,
                 "state": state,
-                **_figures(_of_constant(outcome), metrics, outcome.ending),
+                **_table_values(_of_constant(outcome), metrics, outcome.ending),
                 "folder": outcome.folder,
                 "cause": outcome.cause,
             }
         )
     # Whole numbers stay whole where some are missing.
-    return pd.DataFrame(lines).astype(dict.fromkeys(_WHOLE, "Int64"))
+    return pd.DataFrame(lines).astype(dict.fromkeys(_INTEGERS, "Int64"))
 
 
 def results_grid(
@@ -172,14 +172,14 @@ def results_grid(
             best = table.favourite(metric)((mean for mean in means if not math.isnan(mean)), default=None)
             cells.append(
                 [
-                    Cell(_cell(group, metric, table.brackets), link(row.label, column), mean == best)
+                    Cell(_cell_text(group, metric, table.brackets), link(row.label, column), mean == best)
                     for row, group, mean in zip(rows, groups, means, strict=True)
                 ]
             )
             printed = [row.paper[key][index] if key in row.paper else None for row in rows]
             if any(number is not None for number in printed):
                 heads.append(f"{heads[-1]}, paper")
-                cells.append([Cell(_paper(number)) for number in printed])
+                cells.append([Cell(_paper_text(number)) for number in printed])
     return Grid(title, heads, [Line(line) for line in zip(*cells, strict=True)])
 
 
@@ -209,18 +209,18 @@ def _of_constant(outcome: Outcome) -> Mapping[str, Any]:
     result = outcome.result or {}
     if not outcome.constant:
         return result
-    found = result["constants"][outcome.constant]
+    accuracies = result["constants"][outcome.constant]
     moments = {
         moment: {
             "round": result[moment]["round"],
-            **{name: {"mean": value} for name, value in found[str(result[moment]["round"])].items()},
+            **{name: {"mean": value} for name, value in accuracies[str(result[moment]["round"])].items()},
         }
         for moment in ("first", "last", "best")
     }
-    return {**result, **moments, "metrics": found}
+    return {**result, **moments, "metrics": accuracies}
 
 
-def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> dict[str, Any]:
+def _table_values(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> dict[str, Any]:
     """Extracts the values of a table from a result; all are None for a run without one."""
     moments = {
         moment: {name: values["mean"] for name, values in result.get(moment, {}).items() if name != "round"}
@@ -244,7 +244,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     config, sizes = result["config"], result["partition"]["sizes"]
     training = [index for index, exchange in enumerate(result["exchanges"]) if exchange > 0]
     seconds = pd.Series([result["seconds_per_round"][index] for index in training], dtype=float)
-    everything = sum(result["bytes_up"]) + sum(result["bytes_down"])
+    total_bytes = sum(result["bytes_up"]) + sum(result["bytes_down"])
     trained = "loss" in result["scalars"][-1]
     # The first that is set: the client's learning rate, that of a server that trains, the task's.
     method, task = config["method"], config["task"]
@@ -255,7 +255,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
         "best_round": result["best"]["round"],
         "bytes_up": result["bytes_up"][training[-1]] / len(sizes) if training else None,
         "bytes_down": result["bytes_down"][training[-1]] / len(sizes) if training else None,
-        "bytes_in_all": everything / len(sizes),
+        "bytes_in_all": total_bytes / len(sizes),
         "seconds": seconds.median() if training else None,
         "rounds": result["rounds"],
         "learning_rate": learning_rate if trained else None,
@@ -268,20 +268,20 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cell(runs: pd.DataFrame, metric: str, brackets: str) -> str:
+def _cell_text(runs: pd.DataFrame, metric: str, brackets: str) -> str:
     values = runs[f"{metric}_last"].dropna()
     if values.empty:
         return "failed" if (runs["state"] == "failed").any() else UNKNOWN
     text = f"{100 * values.mean():.2f}"
     if len(values) > 1:
         text += f" ± {100 * values.std():.2f}"
-    beside = runs[f"{metric}_{brackets}"].mean() if f"{metric}_{brackets}" in runs else math.nan
-    if not math.isnan(beside):
-        text += f" [{100 * beside:.2f}]"
+    bracketed = runs[f"{metric}_{brackets}"].mean() if f"{metric}_{brackets}" in runs else math.nan
+    if not math.isnan(bracketed):
+        text += f" [{100 * bracketed:.2f}]"
     return text if len(values) == len(runs) else f"{text} ({len(values)} of {len(runs)} seeds)"
 
 
-def _paper(number: PaperNumber) -> str:
+def _paper_text(number: PaperNumber) -> str:
     if number is None:
         return UNKNOWN
     return " ± ".join(f"{part:.2f}" for part in (number if isinstance(number, Sequence) else [number]))
