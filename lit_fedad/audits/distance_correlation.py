@@ -114,7 +114,7 @@ def distance_correlation_matrix(samples: Sequence[Tensor], corrected: bool = Fal
 
 
 def _centred_distances(sample: Tensor, corrected: bool) -> Tensor:
-    """Double-centred Euclidean distances within a sample [n, n]; U-centred where corrected."""
+    """Computes double-centred Euclidean distances within a sample [n, n]; U-centred where corrected."""
     points = sample.double()
     points = points - points[0]  # a common offset would cost digits of the distances
     distances = torch.cdist(points, points).fill_diagonal_(0)
@@ -129,14 +129,15 @@ def _centred_distances(sample: Tensor, corrected: bool) -> Tensor:
     return centred
 
 
-_RAW, _RAW_EACH = 2000, 200  # training images that are compared with the densities, in all and of one client
+# Most training images that are compared with the densities: in all, and of one client.
+_MAX_IMAGES, _MAX_IMAGES_EACH = 2000, 200
 
 
 class MeasureDensities(RunCallback):
-    """Measures it after the last round where densities are shared, for ``privacy`` in ``result.json``."""
+    """Computes `report_privacy` after the last round where densities are shared, for ``privacy`` in ``result.json``."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Measures it, where images have classes and ``evaluation.pictures`` is not 0."""
+        """Computes it where images have classes and ``evaluation.pictures`` is not 0."""
         labelled = isinstance(run.local.images, SemanticSet)
         if labelled and run.config["evaluation"]["pictures"] and _shares_densities(run.federation):
             figures = run.folder.path / "figures"
@@ -150,8 +151,8 @@ def report_privacy(
 
     FADngs Eq. 18, FADngs Eq. 19 and FADngs Fig. 9.
 
-    Of up to 2,000 training images, at most 200 a client, each stands behind that density of its client that it is
-    nearest to.
+    Up to 2,000 training images are taken, at most 200 of a client. Each counts as one behind the density of its client
+    that it is nearest to.
 
     Args:
         federation: Of a method that shares densities, after its last round.
@@ -167,9 +168,11 @@ def report_privacy(
     evidence = evidence_of(federation)
     assert evidence.densities is not None
     assert isinstance(data.images, SemanticSet)
-    draw = generator_of(federation, "privacy")
-    each = min(_RAW_EACH, max(1, _RAW // len(federation.clients)))
-    chosen = {c: draw_some(torch.tensor(data.partition.clients[c]), each, draw) for c in federation.clients}
+    rng = generator_of(federation, "privacy")
+    per_client = min(_MAX_IMAGES_EACH, max(1, _MAX_IMAGES // len(federation.clients)))
+    chosen = {
+        c: draw_some(torch.tensor(data.partition.clients[c]), per_client, rng) for c in federation.clients
+    }
 
     def answer(client: Client, number: int) -> Tensor:
         return embed_images(client.task, data.module.normal_loader(chosen[number].tolist()))
@@ -177,7 +180,7 @@ def report_privacy(
     answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:
         return None
-    # Without clients that failed: nobody knows what images stand behind their densities.
+    # Clients that failed are left out: their images are unknown here.
     raw, densities = [], {c: own for c, own in evidence.densities(federation.server).items() if c in answers}
     for client, (means, covariances) in densities.items():
         gaussians = [(mean[None], cov[None]) for mean, cov in zip(means, covariances, strict=True)]
@@ -191,7 +194,7 @@ def report_privacy(
     if sum(map(len, raw)) < 4:
         return None
     means, covariances = (torch.cat(parts) for parts in zip(*densities.values(), strict=True))
-    measured = density_privacy(means, covariances, raw, draw)
+    measured = density_privacy(means, covariances, raw, rng)
     tables = {"r_squared": measured.r_squared, "r": measured.r, "corrected": measured.corrected}
     figure = correlation_figure(measured.names, *tables.values())
     save_figure(figure, figures / "distance_correlation.png")

@@ -3,7 +3,7 @@
 A client of the run sends once more, in the exchange that would come next. Its message is attacked as the server could
 attack it, and the reconstructions are compared with the client's own images. The same attack on another client,
 compared with the same images, is the control: what it reaches is due to the prior and not to the upload. The positive
-controls are easier attacks, whose answer is known: where they fail, the attack could not have found anything.
+controls are easier attacks with a known answer: where they fail, the attack could not have found anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ from lit_fedad.models.backbones import OWN_NAME, create_backbone
 from lit_fedad.report.audit_figures import Shown, inversion_sheet
 from lit_fedad.report.figures import save_figure
 
-_CANDIDATES = 200  # images of other clients that the judge compares with, at most
-_DRAWN = 16  # reconstructions; a picture of two hundred is higher than a file can be
+_MAX_CANDIDATES = 200  # images of other clients that the judge compares with
+_MAX_ROWS = 16  # reconstructions in the figure: with two hundred it would be higher than a file can be
 
 
 class Identified(NamedTuple):
@@ -86,10 +86,10 @@ class Jury:
         client: The attacked client.
 
     Attributes:
-        name: The judge.
+        name: Name of the judge, its backbone and weights.
         own: Features of the client's images [m, D].
-        others: Features of images of others [k, D], of the classes that the client holds, else of any, without those
-            that it holds too.
+        others: Features of images of other clients [k, D]: of the classes that the client holds, or else of any,
+            without images that it holds too.
         candidates: What is compared, in words.
     """
 
@@ -101,23 +101,25 @@ class Jury:
         wanted = {classes[index] for index in clients[client]}
         others = [index for number, images in enumerate(clients) if number != client for index in images]
         alike = [index for index in others if classes[index] in wanted]
-        chosen = (alike or others)[:: max(1, len(alike or others) // _CANDIDATES)][:_CANDIDATES]
-        own, theirs = private_images(run, client), pixels(run, chosen)
-        # What others hold as well points at nobody: beside itself it would be the client's each time.
-        held = {image.numpy().tobytes() for image in own}
-        apart = [image.numpy().tobytes() not in held for image in theirs]
-        theirs = theirs[torch.tensor(apart, dtype=torch.bool)]
-        self.own, self.others = self.features(own), self.features(theirs)
+        chosen = (alike or others)[:: max(1, len(alike or others) // _MAX_CANDIDATES)][:_MAX_CANDIDATES]
+        own, their_images = private_images(run, client), pixels(run, chosen)
+        # Images that others hold too tell nothing: each would always be nearest to itself, among the client's.
+        own_bytes = {image.numpy().tobytes() for image in own}
+        is_foreign = [image.numpy().tobytes() not in own_bytes for image in their_images]
+        their_images = their_images[torch.tensor(is_foreign, dtype=torch.bool)]
+        self.own, self.others = self.features(own), self.features(their_images)
         kinds = "of its classes" if alike else "of other classes, which alone may tell them apart"
         self.candidates = f"{len(self.own)} of the client and {len(self.others)} of others, {kinds}"
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Computes features [n, D] of pixels in [0, 1] [n, ch, H, W], of 1 or 3 channels."""
-        mean, std = (torch.tensor(by).view(-1, 1, 1) for by in (self.backbone.mean, self.backbone.std))
+        mean, std = (
+            torch.tensor(values).view(-1, 1, 1) for values in (self.backbone.mean, self.backbone.std)
+        )
         parts = []
-        for part in images.expand(-1, 3, -1, -1).split(32):
-            pyramid = self.backbone((part - mean) / std)
+        for batch in images.expand(-1, 3, -1, -1).split(32):
+            pyramid = self.backbone((batch - mean) / std)
             parts.append(torch.cat([layer.mean((2, 3)) for layer in pyramid], 1))
         return torch.cat(parts)
 
@@ -147,7 +149,7 @@ class Control(NamedTuple):
 
 
 def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
-    """Inverts what few images of the attacked client give, by the same search.
+    """Inverts what a few images of the attacked client give, by the same search.
 
     Of a memory, the features of one image position by position, then banks of 1, 4, 16 and 60 images, as far as the
     client has so many; of weights, the gradient of one image of known class. Images that are sent need no search.
@@ -221,7 +223,7 @@ def draw_inversion(
     At most 16 rows; names are those of the attacked client and of the control.
     """
     rows = []
-    for best, other in zip(judged.best(_DRAWN), control.best(_DRAWN), strict=False):
+    for best, other in zip(judged.best(_MAX_ROWS), control.best(_MAX_ROWS), strict=False):
         index = int(judged.matches.nearest[best])
         rows.append(
             [

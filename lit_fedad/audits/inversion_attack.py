@@ -37,7 +37,7 @@ SEARCH: dict[Target, tuple[str, ...]] = {
     "memory": ("images", "steps", "restarts", "seed", "knowledge"),
     "weights": ("images", "steps", "restarts", "seed"),
 }
-"""Options that decide the search, by what is attacked."""
+"""Options that the search depends on, by what is attacked."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Attack:
     Attributes:
         run: The attacked run.
         target: What is attacked.
-        shared: It, as the method says what can be inverted.
+        shared: The attacked part of the message, as the method declares it invertible.
         round: The exchange that is played once more.
         client: The attacked client.
         control: The client that it is compared with.
@@ -162,7 +162,7 @@ class Attack:
         received, sent = self._enter(number), self._send(number)
         bank = shared.vectors(received, sent)
         if self.options.knowledge == "shared":
-            # What is personal is as all began with it, be it as another run left it (`start`).
+            # Personal states are those that all clients began with, possibly from another run (`start`).
             load_state(self.run.federation.client, detached(self.run.federation.pool.initial))
         return self.search_features(bank, shared.ordered, self.options.images, progress)
 
@@ -204,7 +204,7 @@ class Attack:
         return self.bank.encode(self._normalise()(shown).contiguous(memory_format=torch.channels_last))
 
     def _best(self, search: Callable[[torch.Generator], Inversion]) -> Inversion:
-        """Searches as often as `restarts` says, and returns what has the lowest loss at its end."""
+        """Searches as often as `restarts` says, and returns the result with the lowest last loss."""
         starts = (generator(self.options.seed, "inversion", again) for again in range(self.options.restarts))
         return min(map(search, starts), key=lambda attempt: attempt.losses[-1])
 
@@ -212,30 +212,31 @@ class Attack:
         """Inverts the update of a whole round, as the run would play it, with labels unknown."""
         sent = self._send(number)
         trained = self._trained(self._enter(number).keys() & sent.keys())
-        # From the weights that the client begins with: where it is sent those of all clients, its own are loaded.
+        # The update counts from the weights with which the client begins: its own ones, where it is sent those of all
+        # clients.
         update = [sent[name].to(weight) - weight.detach() for name, weight in trained.items()]
         self.weights.settle()  # gradients are taken at these
         return self._search_gradient(trained, update, None, self.options.images, progress)
 
-    def invert_one_gradient(self, place: int, progress: Progress) -> Inversion:
+    def invert_one_gradient(self, position: int, progress: Progress) -> Inversion:
         """Inverts the plain gradient of one image of the attacked client, whose class is known.
 
         Args:
-            place: Its position among the client's images.
+            position: Its position among the client's images.
             progress: Called with the number of steps done and of all.
         """
         task, run = self.run.model.task, self.run
         trained = self._trained(self._enter(self.client).keys())
         self.weights.settle()  # gradients are taken at these
-        index = run.data.partition.clients[self.client][place]
+        index = run.data.partition.clients[self.client][position]
         batch: Batch = run.fabric.to_device(next(iter(run.data.module.normal_loader([index]))))
         loss = task.objective(task(batch), batch)["loss"]
         update = [-gradient for gradient in torch.autograd.grad(loss, list(trained.values()))]
         return self._search_gradient(trained, update, batch["label"], 1, progress)
 
     def _trained(self, known: Collection[str]) -> dict[str, Parameter]:
-        """Lists known weights that logits depend on, as MOON's projection is not; sets the task to training mode."""
-        task = self.run.model.task.train()  # normalisation goes by the batch
+        """Lists known weights that logits depend on, unlike MOON's projection; sets the task to training mode."""
+        task = self.run.model.task.train()  # batch normalisation uses the statistics of the batch
         named = {name: weight for name, weight in task.named_parameters() if name in known}
         logits = self.weights.logits(self._normalise()(torch.zeros(self._shape(2), device=task.device)))
         slopes = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)

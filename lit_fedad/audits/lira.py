@@ -10,8 +10,8 @@ from torch import Tensor
 LEAST_DEVIATION = 1e-5
 """Least standard deviation of a statistic over shadow models."""
 OWN_VARIANCE = 64
-"""Least number of shadow models for variances of each image of its own."""
-_SHRINKAGE = 1e-3  # of correlations between statistics: two that are equal shall not make a singular matrix
+"""Least number of shadow models with which each image gets variances of its own."""
+_SHRINKAGE = 1e-3  # of correlations towards 0: two equal statistics must not make a singular matrix
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ def likelihood_ratios(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tenso
 def exchangeable_scores(phi: Tensor, trained_on: Tensor) -> Tensor:
     """Attacks each shadow model in turn, with Gaussians of the others but the one that completes its pair.
 
-    The attacked model is then drawn like those that it is compared with, so that nothing but membership tells them
-    apart. Shadow models 0 and 1, 2 and 3 and so on were trained on complementary halves.
+    The attacked model is then drawn like the models that it is compared with, so that only membership tells them apart.
+    Shadow models 0 and 1, 2 and 3 and so on were trained on complementary halves.
 
     Args:
         phi: Statistics of the J shadow models [J, n] or [J, n, d]; NaN where there is none.
@@ -63,13 +63,13 @@ def exchangeable_scores(phi: Tensor, trained_on: Tensor) -> Tensor:
         Their `likelihood_ratios` [J, n].
     """
     pair = torch.arange(len(phi)) // 2
-    others = [pair != own for own in pair]
+    others = [pair != attacked_pair for attacked_pair in pair]
     ratios = [likelihood_ratios(phi[j], phi[rest], trained_on[rest]) for j, rest in enumerate(others)]
     return torch.stack(ratios)
 
 
 def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [n, d], standard deviation and correlation of each example's chosen observations; NaN where there is none.
+    """Fits mean [n, d], standard deviation and correlation to each example's chosen observations; NaN without any.
 
     Below `OWN_VARIANCE` shadow models one covariance serves all examples: that of the observations around their
     example's mean.
@@ -81,10 +81,10 @@ def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     centre = values.nanmean(0)
     gaps = (values - centre).nan_to_num(0.0)
     products = torch.einsum("jnd,jne->nde", gaps, gaps)
-    freedom = (counts - 1).clamp(min=0)
+    degrees_of_freedom = (counts - 1).clamp(min=0)
     if len(shadows) < OWN_VARIANCE:
-        products, freedom = products.sum(0, keepdim=True), freedom.sum(0, keepdim=True)
-    covariance = products / freedom.clamp(min=1)[:, None, None]
+        products, degrees_of_freedom = products.sum(0, keepdim=True), degrees_of_freedom.sum(0, keepdim=True)
+    covariance = products / degrees_of_freedom.clamp(min=1)[:, None, None]
     deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt().clamp(min=LEAST_DEVIATION)
     correlation = covariance / (deviation.unsqueeze(-1) * deviation.unsqueeze(-2))
     correlation = (1 - _SHRINKAGE) * correlation
@@ -93,7 +93,7 @@ def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_density(value: Tensor, centre: Tensor, deviation: Tensor, correlation: Tensor) -> Tensor:
-    """Of a Gaussian, without its constant."""
+    """Computes the log density of a Gaussian, without its constant."""
     root = torch.linalg.cholesky(correlation)
     z = ((value - centre) / deviation).unsqueeze(-1)
     whitened = torch.linalg.solve_triangular(root.expand(len(z), -1, -1), z, upper=False)

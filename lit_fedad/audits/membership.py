@@ -1,8 +1,8 @@
 """Infers from the messages of a run which images its clients were trained on, by LiRA.
 
 Shadow models are runs of the same experiment, in which every client is trained on a random half of its examples. Each
-of them is attacked in turn, by what all but its pair show: attacked runs are drawn like those that they are compared
-with, so that nothing but membership tells them apart.
+shadow run is attacked in turn, by comparison with all others but its pair: an attacked run is then drawn like those
+that it is compared with, so that only membership tells them apart.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,8 +58,8 @@ class Finding:
 
     Attributes:
         side: Whether what clients send is attacked, or what the server sends to all.
-        statistic: What of the messages is looked at.
-        report: The success.
+        statistic: Name of the statistic of the messages that decides.
+        report: How well the attack succeeds.
     """
 
     side: Side
@@ -75,10 +75,10 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
 
     Args:
         run: The run.
-        options: What is compared, and with how many shadow runs.
+        options: Which images are attacked, and with how many shadow runs.
 
     Returns:
-        What each statistic tells, as `Finding`; of each side, the last is of all its messages together.
+        What each statistic finds, as `Finding`; the last one of each side is of all its messages together.
 
     Raises:
         UserError: If nothing in the run can be attacked, or its folder holds other shadow runs.
@@ -93,7 +93,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
         observed = _observe(shadows, options.shadows, progress)
     findings, curves = [], {}
     for side in ("sent", "received"):
-        for statistic, attacked in attack(shadows, {n: one[side] for n, one in observed.items()}).items():
+        for statistic, attacked in attack(shadows, {n: seen[side] for n, seen in observed.items()}).items():
             try:
                 findings.append(Finding(side, statistic, membership_report(attacked, options.seed)))
             except ValueError as error:
@@ -102,7 +102,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
     if not findings:
         raise UserError(
             f"{folder}: no statistic of this attack reads what method {run.result['method']} sends"
-            f" ({'; '.join(_unread(run, observed))}); that is no sign that it tells nothing of single images"
+            f" ({'; '.join(_not_read(run, observed))}); that is no sign that it tells nothing of single images"
         )
     last = {finding.side: finding.report for finding in findings}
     numbers = {
@@ -114,7 +114,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
         "rounds": config["rounds"],
         "pairs_left_out": (max(observed) + 1 - len(observed)) // 2,
         "uploads": _uploads(run),
-        "not_read": _unread(run, observed),
+        "not_read": _not_read(run, observed),
         **numbers,
         "findings": [asdict(finding) for finding in findings],
     }
@@ -129,12 +129,12 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
 def _observe(
     shadows: ShadowRuns, wanted: int, progress: Callable[[int, int], None]
 ) -> dict[int, dict[Side, Seen]]:
-    """Plays pairs of shadow runs until enough have shown their messages; a pair that noise hides is left out whole."""
+    """Plays pairs of shadow runs until enough have shown their messages; leaves out pairs of which noise hides one."""
     observed: dict[int, dict[Side, Seen]] = {}
     for first in range(0, 2 * wanted, 2):
         both: dict[int, dict[Side, Seen]] = {}
         for number in (first, first + 1):
-            seen = shadows.play(number, _part(progress, len(observed) + len(both), wanted))
+            seen = shadows.play(number, _scaled_progress(progress, len(observed) + len(both), wanted))
             if seen is None:
                 break
             both[number] = seen
@@ -159,15 +159,15 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen]) -> dict[str, dict[
         observed: What each of them showed, on one side, by its number; those of a pair follow each other.
 
     Returns:
-        The attacked examples by name of the statistic and client; the last is of all.
+        The attacked examples by name of the statistic, then client; the last statistic is of all.
     """
     trained = {client: shadows.trained_on(client, observed) for client in shadows.clients}
     results: dict[str, dict[int, Attacked]] = {}
     total: dict[int, Tensor] = {}
-    every = [(exchange, by_client) for one in observed.values() for exchange, by_client in one.items()]
+    shown = [(exchange, by_client) for seen in observed.values() for exchange, by_client in seen.items()]
     for kind in COLUMNS:
         sums: dict[int, Tensor] = {}
-        showing = {exchange for exchange, by_client in every if any(kind in of for of in by_client.values())}
+        showing = {exchange for exchange, by_client in shown if any(kind in of for of in by_client.values())}
         exchanges = sorted(showing, key=_order)
         for exchange in exchanges:
             stacked = {c: _stacked([*observed.values()], exchange, c, kind) for c in shadows.clients}
@@ -197,22 +197,22 @@ def _uploads(run: FinishedRun) -> str:
     return "their sum" if run.federation.summing is not None else "each client's own"
 
 
-def _unread(run: FinishedRun, observed: Mapping[int, dict[Side, Seen]]) -> list[str]:
-    """Names what no statistic reads of the clients' messages, exchange by exchange: what it tells stays open."""
+def _not_read(run: FinishedRun, observed: Mapping[int, dict[Side, Seen]]) -> list[str]:
+    """Names the parts of clients' messages that no statistic reads, by exchange: what they reveal stays open."""
     exchanges, client = run.federation.exchanges, run.federation.client
     weights = client.task.state_dict().keys()
-    # Kinds of statistics by the exchange's name: a later exchange of a name may have had nothing to send.
+    # Kinds of statistics by the name of the exchange, because a later exchange of this name may have sent nothing.
     read: dict[str, set[str]] = {}
-    for one in observed.values():
-        for place, by_client in one["sent"].items():
-            round, number = _order(place)
+    for seen in observed.values():
+        for key, by_client in seen["sent"].items():
+            round, number = _order(key)
             name = exchanges.of_round(round)[number].name
             read.setdefault(name, set()).update(*by_client.values())
     unread: dict[str, None] = {}
     for exchange in (*exchanges.setup, *exchanges.rounds):
         names, kinds = set(exchange.upload_spec(client)), read.get(exchange.name, set())
         if kinds and kinds <= {"update", "predictor"} and not names.isdisjoint(weights):
-            names = names.difference(weights)  # who predicts with the weights looks at nothing else
+            names = names.difference(weights)  # a predictor made of the weights reads no other tensor
         elif kinds:
             continue
         if names:
@@ -242,7 +242,7 @@ def _stacked(observed: Sequence[Seen], exchange: str, client: int, kind: str) ->
 
 
 def _add(sums: dict[int, Tensor], scores: Mapping[int, Tensor]) -> None:
-    """Adds log-likelihood ratios up; one that is missing adds nothing, unless all are."""
+    """Adds log-likelihood ratios up; a missing one counts as 0, and the sum is missing where all are."""
     for client, ratios in scores.items():
         before = sums.get(client)
         both = ratios if before is None else before.nan_to_num(0.0) + ratios.nan_to_num(0.0)
@@ -262,6 +262,8 @@ def _order(exchange: str) -> tuple[int, int]:
     return int(round), int(number)
 
 
-def _part(progress: Callable[[int, int], None], number: int, runs: int) -> Callable[[int, int], None]:
+def _scaled_progress(
+    progress: Callable[[int, int], None], number: int, runs: int
+) -> Callable[[int, int], None]:
     """Scales the progress of one of several equally long runs to that of all."""
     return lambda done, total: progress(number * total + done, runs * total)

@@ -41,7 +41,7 @@ class Estimate:
     Attributes:
         value: What the attack reached.
         chance: Mean of the metric where membership is permuted within cells.
-        chance_high: 97.5 % quantile of the metric there: what is below it may be chance.
+        chance_high: 97.5 % quantile of the metric there: a value below it may be chance.
     """
 
     value: float
@@ -76,8 +76,8 @@ class MembershipReport:
 def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> MembershipReport:
     """Evaluates an attack on the models of all clients.
 
-    Intervals are those of a bootstrap that draws pairs of models and examples anew, both with replacement, since
-    scores of one model, and of one example, belong together (Owen, Annals of Applied Statistics 2007).
+    Intervals are those of a bootstrap that draws pairs of models, and examples, with replacement, because scores of one
+    model, and of one example, are dependent (Owen, Annals of Applied Statistics 2007).
 
     Args:
         attacked: The attacked examples by client. Of the J models, 0 and 1, 2 and 3 and so on make a pair.
@@ -113,8 +113,8 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
         for rows in (table.model == number for number in np.unique(table.model))
         if _has_both(table.member[rows])
     ]
-    ours = _fedvck_measures(areas)
-    theirs = [_fedvck_measures(table.areas(member)) for member in permuted[: DRAWS // 4]]
+    measures = _fedvck_measures(areas)
+    chance_measures = [_fedvck_measures(table.areas(member)) for member in permuted[: DRAWS // 4]]
     return MembershipReport(
         estimate("auc"),
         {name: estimate(name) for name in RATES},
@@ -125,7 +125,10 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
             if not np.isnan(row).all()
         },
         {client: one.scores.shape[1] for client, one in attacked.items()},
-        {name: (value, float(np.mean([one[name] for one in theirs]))) for name, value in ours.items()},
+        {
+            name: (value, float(np.mean([one[name] for one in chance_measures])))
+            for name, value in measures.items()
+        },
     )
 
 
@@ -142,7 +145,7 @@ def area_under_curve(score: Floats, member: NDArray[np.bool_]) -> float:
 
 @dataclass(frozen=True)
 class _Table:
-    """All scores in rows, with the place of their client, model, example, and cell of the example under its model."""
+    """All scores in rows, with number of their client, model and example, and of the example's cell under the model."""
 
     score: Floats
     member: NDArray[np.bool_]
@@ -157,23 +160,23 @@ class _Table:
         """Joins clients; scores that are NaN are left out."""
         columns: list[list[NDArray]] = [[] for _ in range(6)]
         examples = cells = 0
-        for place, one in enumerate(attacked.values()):
-            models, n = one.scores.shape
+        for number, of_client in enumerate(attacked.values()):
+            models, n = of_client.scores.shape
             model = np.repeat(np.arange(models), n)
-            example, cell = np.tile(np.arange(n), models), np.tile(one.cells.numpy(), models)
-            scores = one.scores.double().numpy().ravel()
-            there = ~np.isnan(scores)
+            example, cell = np.tile(np.arange(n), models), np.tile(of_client.cells.numpy(), models)
+            scores = of_client.scores.double().numpy().ravel()
+            present = ~np.isnan(scores)
             rows = (
                 scores,
-                one.members.numpy().ravel(),
-                np.full(len(scores), place),
+                of_client.members.numpy().ravel(),
+                np.full(len(scores), number),
                 model,
                 examples + example,
                 (cells + cell) * models + model,
             )
             for column, row in zip(columns, rows, strict=True):
-                column.append(row[there])
-            examples, cells = examples + n, cells + int(one.cells.max()) + 1
+                column.append(row[present])
+            examples, cells = examples + n, cells + int(of_client.cells.max()) + 1
         score, member, client, model, example, group = map(np.concatenate, columns)
         return cls(score, member, client, model, example, group, len(attacked))
 
@@ -182,8 +185,8 @@ class _Table:
         pairs, examples = self.model // 2, self.example
 
         def times(of: NDArray[np.int64]) -> NDArray[np.int64]:
-            known = np.unique(of)
-            drawn = np.bincount(rng.choice(known, len(known)), minlength=known.max() + 1)
+            values = np.unique(of)
+            drawn = np.bincount(rng.choice(values, len(values)), minlength=values.max() + 1)
             return drawn[of]
 
         return (times(pairs) * times(examples)).astype(float)
@@ -196,7 +199,7 @@ class _Table:
         return shuffled
 
     def areas(self, member: NDArray[np.bool_]) -> Floats:
-        """Computes the area under the curve of each client and model [clients, J]; NaN where one side lacks."""
+        """Computes the area under the curve of each client and model [clients, J]; NaN without members or others."""
         areas = np.full((self.clients, self.model.max() + 1), np.nan)
         for client, model, rows, ranks in self._ranked:
             inside = member[rows]
@@ -208,7 +211,7 @@ class _Table:
 
     @cached_property
     def _ranked(self) -> list[tuple[int, int, NDArray[np.int64], Floats]]:
-        """Client, model, rows and ranks of each client and model."""
+        """Client, model, rows and ranks of scores, for each client and model."""
         models = int(self.model.max()) + 1
         keys, groups = self.client * models + self.model, []
         for key in np.unique(keys):
@@ -223,7 +226,7 @@ class _Curve:
     def __init__(self, score: Floats) -> None:
         self.order = np.argsort(-score, kind="stable")
         ordered = score[self.order]
-        # Equal scores make one step.
+        # Equal scores make a single step of the curve.
         self.ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
 
     def rates(self, member: NDArray[np.bool_], weight: Floats) -> tuple[Floats, Floats]:
@@ -240,12 +243,12 @@ class _Curve:
 
 def _fedvck_measures(areas: Floats) -> dict[str, float]:
     """Computes the measures of membership inference that FedVCK's paper has, of areas by client and model."""
-    there = ~np.isnan(areas)
-    floor = np.where(there, np.maximum(areas, 0.5), 0.0)
+    present = ~np.isnan(areas)
+    floor = np.where(present, np.maximum(areas, 0.5), 0.0)
     return {
-        "largest_auc": float(floor.max(0)[there.any(0)].mean()),
-        "mean_auc": float(floor[there].mean()),
-        "defence_rate": float((areas[there] <= 0.5).mean()),
+        "largest_auc": float(floor.max(0)[present.any(0)].mean()),
+        "mean_auc": float(floor[present].mean()),
+        "defence_rate": float((areas[present] <= 0.5).mean()),
     }
 
 

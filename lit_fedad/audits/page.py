@@ -26,14 +26,14 @@ _MINIMUM = {
     "min_images": "different images behind a slot of the shared memory; uploads hold slots of fewer",
     "prototype_images": "images of a class from which on its mean logits are sent",
 }
-_ALSO = (
+_ALSO_SENT = (
     "Beside these, every client tells its number of images; losses, scores of test and calibration images and metrics"
     " reach the server client by client."
 )
 
 
 class Outcome(NamedTuple):
-    """What an attack has found.
+    """Result of an attack.
 
     Attributes:
         attack: Its name.
@@ -89,17 +89,17 @@ def privacy_page(run: FinishedRun) -> Page:
     return Page(
         f"Privacy of {run.result['method']}, {run.folder.path.name}",
         f"{len(run.federation.clients)} clients with {sum(run.federation.data.sizes.values())} training images,"
-        f" {run.federation.rounds} rounds; {_reached(run.result)}",
+        f" {run.federation.rounds} rounds; {_last_metrics(run.result)}",
         [
-            Section("What leaves a site", [_leaving(run), Prose([_ALSO])]),
+            Section("What leaves a site", [_exchanges_grid(run), Prose([_ALSO_SENT])]),
             Section("What attacks found", findings or [Prose([f"No attack was run: {command}"])]),
             Section("Defences", [_defences(run)]),
         ],
     )
 
 
-def _reached(result: Mapping[str, Any]) -> str:
-    """Writes the mean metrics of the last round: what defences leave of them."""
+def _last_metrics(result: Mapping[str, Any]) -> str:
+    """Writes the mean metrics of the last round, which tell what the defences cost."""
     last = result.get("last") or {}
     metrics = {name: last[name]["mean"] for name in _METRICS if isinstance(last.get(name), dict)}
     known = {name: value for name, value in metrics.items() if value is not None}
@@ -112,22 +112,22 @@ def form(spec: TensorSpec) -> str:
     return f"{str(spec.dtype).removeprefix('torch.')} [{sizes}]"
 
 
-def _leaving(run: FinishedRun) -> Grid:
+def _exchanges_grid(run: FinishedRun) -> Grid:
     """Tabulates each exchange, the form of its tensors, and the bytes that a client has sent in a round of it."""
     federation, lines = run.federation, list[Line]()
     bytes_of = dict(_bytes_by_round(run))
     for number in (*range(federation.exchanges.first_round, 1), *([1] if federation.rounds else [])):
         exchanges = federation.exchanges.of_round(number)
-        for place, exchange in enumerate(exchanges):
+        for index, exchange in enumerate(exchanges):
             spec = exchange.upload_spec(federation.client)
             summed = federation.summing is not None and exchange.sums is not None
-            counted = bytes_of.get("rounds" if number == 1 else str(number))
+            num_bytes = bytes_of.get("rounds" if number == 1 else str(number))
             cells = [
                 exchange.name,
                 "every round" if number == 1 else "once, before round 1",
                 "; ".join(f"{name} {form(tensor)}" for name, tensor in spec.items()) or "nothing",
                 "the sum of all" if summed else "each message" if spec else "-",
-                human_bytes(counted) if counted is not None and place == 0 else "",
+                human_bytes(num_bytes) if num_bytes is not None and index == 0 else "",
             ]
             lines.append(Line.of(cells))
     heads = ["exchange", "when", "tensors", "the server sees", "bytes, a client and round"]
@@ -193,7 +193,7 @@ def _membership(result: Mapping[str, Any]) -> Grid:
         "In brackets the 95 % interval, and then what permuted membership gives, with its 97.5 % quantile."
         " 'all' decides; single statistics explain.",
     ]
-    if unread := result.get("not_read"):  # which earlier versions did not tell
+    if unread := result.get("not_read"):  # earlier versions do not write it
         notes.append(
             f"No statistic reads, so that even 'all' says nothing of it: {'; '.join(map(_short, unread))}"
         )
@@ -272,7 +272,9 @@ def _defences(run: FinishedRun) -> Grid:
             ("method.client.ranks", str(client["ranks"]).lower(), "order of mean logits in place of them")
         )
     spent = "none" if budget is None else f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:.1g}"
-    known = budget is not None and not budget.get("secret", True)  # who has the run's files can take it off
+    known = budget is not None and not budget.get(
+        "secret", True
+    )  # with the run's files, the noise can be taken away
     bound = "its seed is known: a measurement, no protection" if known else "a bound for any attack"
     rows.append(("differential privacy", spent, f"noise: {bound}"))
     return Grid("", ["defence", "state", "what it does"], list(map(Line.of, rows)), texts=3)

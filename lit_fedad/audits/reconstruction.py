@@ -26,7 +26,7 @@ class Inversion(NamedTuple):
     """Result of an attack.
 
     Attributes:
-        images: Reconstructions in [0, 1] [n, ch, H, W], on the CPU as what they are compared with.
+        images: Reconstructions in [0, 1] [n, ch, H, W], on the CPU, like the images that they are compared with.
         losses: The loss before each step.
     """
 
@@ -60,9 +60,9 @@ def as_sets(features: Tensor, target: Tensor) -> Tensor:
     """
     patches = features.flatten(0, -2)
     with torch.no_grad():
-        gaps = torch.cdist(patches, target)
-    there, back = target[gaps.argmin(1)], patches[gaps.argmin(0)]
-    error = (patches - there).square().mean() + (back - target).square().mean()
+        distances = torch.cdist(patches, target)
+    nearest_vectors, nearest_patches = target[distances.argmin(1)], patches[distances.argmin(0)]
+    error = (patches - nearest_vectors).square().mean() + (nearest_patches - target).square().mean()
     return error / (2 * target.var(correction=0))
 
 
@@ -128,18 +128,18 @@ def invert_gradients(
         on_step: As in `invert_features`.
     """
     images = _start(shape, generator, update[0])
-    soft = torch.zeros(shape[0], classes, device=images.device, requires_grad=True)
+    soft_labels = torch.zeros(shape[0], classes, device=images.device, requires_grad=True)
     descent = torch.cat([-part.flatten() for part in update])
 
     def loss() -> Tensor:
-        target = soft.softmax(1) if labels is None else labels
+        target = soft_labels.softmax(1) if labels is None else labels
         error = F.cross_entropy(logits(images), target)
         gradients = torch.autograd.grad(error, parameters, create_graph=True)
-        flat = torch.cat([part.flatten() for part in gradients])
-        return 1 - F.cosine_similarity(flat, descent, dim=0) + smoothness * _roughness(images)
+        gradient = torch.cat([part.flatten() for part in gradients])
+        return 1 - F.cosine_similarity(gradient, descent, dim=0) + smoothness * _roughness(images)
 
-    moved = [images, soft] if labels is None else [images]
-    losses = _minimise(loss, moved, steps, on_step, signed=True)
+    variables = [images, soft_labels] if labels is None else [images]
+    losses = _minimise(loss, variables, steps, on_step, signed=True)
     return Inversion(images.detach().cpu(), losses)
 
 
@@ -150,11 +150,11 @@ def closest(reconstructed: Tensor, private: Tensor) -> Matches:
         reconstructed: Images in [0, 1] [n, ch, H, W], at least 6 pixels a side.
         private: Images in [0, 1] [m, ch, H, W].
     """
-    # Without cdist's short cut through products, which rounds what is nearly equal.
-    gaps = torch.cdist(
+    # cdist's short cut through products would round distances of nearly equal images.
+    distances = torch.cdist(
         reconstructed.flatten(1), private.flatten(1), compute_mode="donot_use_mm_for_euclid_dist"
     )
-    nearest = gaps.argmin(1)
+    nearest = distances.argmin(1)
     match = private[nearest]
     psnr = peak_signal_noise_ratio(reconstructed, match, data_range=1.0, dim=(1, 2, 3), reduction="none")
     ssim = structural_similarity_index_measure(reconstructed, match, data_range=1.0, reduction="none")
@@ -163,7 +163,7 @@ def closest(reconstructed: Tensor, private: Tensor) -> Matches:
 
 
 def _start(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:
-    """Grey images with a little noise, drawn on the CPU so that every device starts alike."""
+    """Draws grey images with a little noise, on the CPU so that every device starts alike."""
     noise = _NOISE * torch.randn(tuple(shape), generator=generator)
     return (0.5 + noise).clamp(0, 1).to(like.device).requires_grad_()
 
@@ -181,14 +181,15 @@ def _minimise(
 ) -> list[float]:
     """Runs Adam, at a learning rate that falls to 0 along a cosine, and returns the loss before each step.
 
-    The first of what is moved is images, which stay in [0, 1]. Of ``signed`` only the signs of gradients count.
+    The first of the ``moved`` tensors holds images, which stay in [0, 1]. With ``signed`` only the signs of gradients
+    count.
     """
     optimizer = torch.optim.Adam(moved, _RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     losses = []
     for step in range(steps):
         value = loss()
-        # Not backward(): the gradients of other weights are not wanted.
+        # Not backward(), which would compute gradients of other weights too.
         for tensor, gradient in zip(moved, torch.autograd.grad(value, moved), strict=True):
             tensor.grad = gradient.sign() if signed else gradient
         optimizer.step()

@@ -41,7 +41,7 @@ from lit_fedad.report.console import Display
 Side = Literal["sent", "received"]
 
 Seen = dict[str, dict[int, dict[str, Tensor]]]
-"""Statistics of one side: exchange -> client -> what of the message -> [n, statistics], in the order of examples."""
+"""Statistics of one side: exchange -> client -> kind of statistic -> [n, statistics], in the order of examples."""
 
 _ADVICE = "remove it, and the same command plays this shadow run again"
 
@@ -143,8 +143,8 @@ class ShadowRuns:
                 observer.write(complete=True)
             except HiddenByNoiseError:
                 observer.write(complete=True, hidden=True)
-        for spent in ("checkpoints", "personal"):
-            shutil.rmtree(folder / spent, ignore_errors=True)
+        for name in ("checkpoints", "personal"):
+            shutil.rmtree(folder / name, ignore_errors=True)
         (folder / KEY_FILE).unlink(missing_ok=True)
         return read_state(file, advice=_ADVICE)["seen"]
 
@@ -180,9 +180,9 @@ class _Observer(FederationCallback):
             self.seen["sent"][f"{context.round}.{context.exchange}"] = observed
             self.write()
             return
-        asked = observed or not any(update.message for update in updates.values())
+        no_statistic = observed or not any(update.message for update in updates.values())
         trains = context.round >= 1 and exchange.trains
-        if asked and trains and not self.seen["sent"]:
+        if no_statistic and trains and not self.seen["sent"]:
             raise nothing_to_attack(federation.client)  # before all rounds are played
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
@@ -196,7 +196,7 @@ class _Observer(FederationCallback):
         self.write()
 
     def write(self, complete: bool = False, hidden: bool = False) -> None:
-        """Writes all that was seen so far, so that an interrupted shadow run goes on; nothing where noise hid it."""
+        """Writes all that was seen so far, so that an interrupted shadow run can go on; None where noise hid it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         seen = None if hidden else self.seen
         with atomic(self.file) as part:
@@ -235,5 +235,5 @@ class SampledAs(ClientSampler):
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Reads what was seen in a shadow run that was begun; empty before."""
+    """Reads what was seen in a shadow run so far; empty before it has begun."""
     return read_state(file, advice=_ADVICE) if file.exists() else {}

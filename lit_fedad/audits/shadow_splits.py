@@ -36,14 +36,17 @@ def draw_cells(
         share: Share of a client's images of a class that become examples, in (0, 1].
         seed: Seed of the draws.
     """
-    images_of = grouped(((categories[index], client, where), index) for index, client, where in _held(stages))
+    images_of = grouped(
+        ((categories[index], client, holding_stages), index)
+        for index, client, holding_stages in _held(stages)
+    )
     cells = []
-    for (category, client, where), images in images_of.items():
-        rng = numpy_generator(seed, "membership", category, client, *where)
+    for (category, client, holding_stages), images in images_of.items():
+        rng = numpy_generator(seed, "membership", category, client, *holding_stages)
         half = max(1, round(share * len(images)) // 2)
         if len(images) >= 2:
             drawn = rng.permutation(images)[: 2 * half].tolist()
-            cells.append(Cell(client, where, (*sorted(drawn[:half]), *sorted(drawn[half:]))))
+            cells.append(Cell(client, holding_stages, (*sorted(drawn[:half]), *sorted(drawn[half:]))))
     return sorted(cells)
 
 
@@ -86,7 +89,7 @@ def trained_on(
     Returns:
         As ``stages``, ascending; images that are no examples stay.
     """
-    out = {index for cell in cells for index in cell.examples} - chosen
+    left_out = {index for cell in cells for index in cell.examples} - chosen
     return tuple(
-        tuple(tuple(sorted(set(stage) - out)) for stage in client_stages) for client_stages in stages
+        tuple(tuple(sorted(set(stage) - left_out)) for stage in client_stages) for client_stages in stages
     )

@@ -45,7 +45,7 @@ from lit_fedad.privacy.noised_sums import Noised, clipped_parts
 
 
 def observe(federation: Federation, client: int) -> Message:
-    """Turns the live client into one that knows no more than what an observer of its messages knows.
+    """Turns the live client into one that knows no more than an observer of its messages.
 
     Args:
         federation: The federation, within an exchange.
@@ -61,7 +61,7 @@ def observe(federation: Federation, client: int) -> Message:
 
 
 def receive(federation: Federation, client: int, stage: int, state: dict[str, Any]) -> Message:
-    """Turns the live client into one of a personal state that the server's message has just reached; returns it."""
+    """Gives the live client a personal state, lets it receive the server's message, and returns this message."""
     context = federation.server.context
     exchange = federation.exchanges.at(context)
     blob = federation.sender.pack(exchange, [client], context)[client]
@@ -77,7 +77,7 @@ def evidence_of(federation: Federation) -> Evidence:
     exchanges, client = federation.exchanges, federation.client
     if exchanges.evidence is not None:
         return exchanges.evidence
-    if any(image_sums_of(one, client) is not None for one in (*exchanges.setup, *exchanges.rounds)):
+    if any(image_sums_of(exchange, client) is not None for exchange in (*exchanges.setup, *exchanges.rounds)):
         return Evidence()
     raise UserError(
         f"{type(client).__name__}: its method does not say what its messages show of single images; give its Exchanges"
@@ -109,12 +109,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "update": ("direction of the last layer",),
     "predictor": ("confidence or image score",),
 }
-"""Names of the statistics by what of a message they are computed of."""
+"""Names of statistics, by the kind of message part that they are computed from."""
 
 WHO = {"sent": "what clients send", "received": "what the server sends to all"}
 """The two sides of an exchange."""
 
-# Share of the variance in the directions whose residual tells most, and ridge of all directions.
+# Share of the variance in the directions of least variance, whose residual tells most; and ridge of all directions.
 _OUTSIDE = 0.01
 _SHRINKAGE = 0.1  # of the covariance of logits, towards its mean variance
 
@@ -127,7 +127,7 @@ def sent_statistics(
     Args:
         federation: The federation, before its server merges the upload.
         client: Number of the client.
-        update: Its upload, or the sum of the uploads of all; of noised sums what `Noised.released` has.
+        update: Its upload, or the sum of all uploads; for noised sums what `Noised.released` returns.
         examples: Batches of the images.
 
     Returns:
@@ -141,12 +141,12 @@ def sent_statistics(
         assert sums is not None
         return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
     statistics = {}
-    plain = image_sums_of(exchange, federation.client)
-    if message and plain is not None and plain.shapes().keys() == message.keys():
-        statistics["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
+    plain_sums = image_sums_of(exchange, federation.client)
+    if message and plain_sums is not None and plain_sums.shapes().keys() == message.keys():
+        statistics["sum"] = each(lambda batch: sum_products(plain_sums, torch.inf, batch, message))
     shown = evidence_of(federation).sent(federation.client, received, message)
-    statistics |= {kind: value for one in shown for kind, value in _statistic(one, each).items()}
-    if exchange.trains and any(isinstance(one, SharedModel) for one in shown):
+    statistics |= {kind: value for part in shown for kind, value in _statistic(part, each).items()}
+    if exchange.trains and any(isinstance(part, SharedModel) for part in shown):
         adversary_view(federation, client, update)
         statistics["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return statistics
@@ -156,14 +156,14 @@ def received_statistics(federation: Federation, client: int, examples: DataLoade
     """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
     shown = evidence_of(federation).received(federation.client, observe(federation, client))
     each = _Each(federation, examples)
-    statistics = {kind: value for one in shown for kind, value in _statistic(one, each).items()}
-    if any(isinstance(one, SharedModel) for one in shown):
+    statistics = {kind: value for part in shown for kind, value in _statistic(part, each).items()}
+    if any(isinstance(part, SharedModel) for part in shown):
         statistics["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return statistics
 
 
 def _statistic(shown: Shown, each: _Each) -> dict[str, Tensor]:
-    """Computes the statistic of what a message shows, by its name in `COLUMNS`; none of a predictor."""
+    """Computes the statistic of a message part, by its name in `COLUMNS`; none for a predictor."""
     match shown:
         case SharedBank(vectors, features):
             return {"bank": each(lambda batch: bank_statistics(features(batch), vectors))}
@@ -177,10 +177,10 @@ def _statistic(shown: Shown, each: _Each) -> dict[str, Tensor]:
             return {"prototypes": prototype_scores(each(logits), labels, means, classes).unsqueeze(1)}
         case ChangedLayer(weight, bias, inputs, logits):
 
-            def moved(batch: Batch) -> Tensor:
+            def directions(batch: Batch) -> Tensor:
                 return update_directions(inputs(batch), logits(batch), batch["label"], weight, bias)
 
-            return {"update": each(moved).unsqueeze(1)}
+            return {"update": each(directions).unsqueeze(1)}
     return {}
 
 
@@ -200,8 +200,8 @@ def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
     """Computes how far patches lie outside what a client's own mean and covariance say, negated.
 
     Channels are divided by their deviation. The residual is the length in the directions with the last `_OUTSIDE` of
-    the variance; the squared Mahalanobis distance that in all directions, with `_OUTSIDE` added to their variances.
-    Without it, its mean over the images behind the moments is the number of channels, whatever they show.
+    the variance; the squared Mahalanobis distance counts all directions, with `_OUTSIDE` added to their variances.
+    Without this addition, its mean over the images behind the moments is the number of channels, whatever they show.
 
     Args:
         patches: Frozen features [B, P, C].
@@ -221,8 +221,8 @@ def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
 def sum_products(sums: ImageSums, clip: float, batch: Batch, released: Message) -> Tensor:
     """Computes the products ``u_i . U`` of what images add with a sum.
 
-    Under noise, which is Gaussian and alike in all directions, nothing else of U tells one who knows all other images
-    whether an image is in it.
+    Under noise that is Gaussian and alike in all directions, nothing else in U tells an attacker who knows all other
+    images whether an image is in it.
 
     Args:
         sums: The sums of the client that the exchange's message was sent to.
@@ -256,14 +256,14 @@ def prototype_scores(logits: Tensor, labels: Tensor, prototypes: Tensor, classes
     logits, scores = logits.double(), torch.full((len(labels),), torch.nan, dtype=torch.float64)
     present = labels.unique()
     means = torch.stack([logits[labels == label].mean(0) for label in present])
-    gaps = logits - means[torch.searchsorted(present, labels)]
-    covariance = gaps.T @ gaps / max(len(logits) - len(present), 1)
+    deviations = logits - means[torch.searchsorted(present, labels)]
+    covariance = deviations.T @ deviations / max(len(logits) - len(present), 1)
     ridge = _SHRINKAGE * covariance.diagonal().mean().clamp(min=1e-12)
     precision = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)))
     for mean, label in zip(means, present, strict=True):
         for prototype in prototypes[classes == label].double():
-            at = labels == label
-            scores[at] = (logits[at] - mean) @ precision @ (prototype - mean)
+            of_class = labels == label
+            scores[of_class] = (logits[of_class] - mean) @ precision @ (prototype - mean)
     return scores
 
 

@@ -36,7 +36,7 @@ class Detector(nn.Module):
         self.register_buffer("pixel_std", torch.tensor(transform.std).view(-1, 1, 1))
         if rule is not None:
             self.register_buffer("threshold", torch.tensor(rule.threshold))
-            # One edge that no score lies below: a graph of an empty tensor is none.
+            # The first edge counts no image: a graph cannot hold an empty tensor.
             self.register_buffer("edges", torch.cat([torch.tensor([-torch.inf]), rule.scores.edges]))
             counts = torch.cat([torch.zeros(1), rule.scores.counts.float()])
             self.register_buffer("ranks", counts / (rule.scores.total + 1))
@@ -70,7 +70,7 @@ class Detector(nn.Module):
         score, maps = prediction.image_score, prediction.anomaly_map
         localised = {} if maps is None else {"anomaly_map": maps}
         p_value = self.smallest + (self.edges >= score[:, None]).float() @ self.ranks
-        # A score that is no number is not called normal.
+        # NaN is not called normal.
         decision = ~(score <= self.threshold)
         return {"image_score": score, **localised, "p_value": p_value, "decision": decision}
 
@@ -100,18 +100,18 @@ def trace(detector: Detector, transform: ImageTransform) -> ExportedProgram:
     Raises:
         UserError: If the client's prediction cannot be traced.
     """
-    for module in detector.modules():  # exporters take activations in place apart, which takes far longer
+    for module in detector.modules():  # exporters split in-place activations up, which takes far longer
         if "inplace" in vars(module):
             vars(module)["inplace"] = False
     example = torch.zeros(2, transform.channels, *transform.shape)
     with torch.no_grad():
-        detector(example)  # makes what a task makes once and keeps
+        detector(example)  # lets the task compute what it computes once and keeps
     for tensor in (*detector.parameters(), *detector.buffers()):
         # Torch warns of views into a message and of tensors with their channels last.
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     try:
-        # Without gradients, FedDyMem's head takes the faster of two ways by the number of patches, which a graph does
-        # not know; nothing here requires any.
+        # Without gradients, FedDyMem's head would choose the faster of two ways by the number of patches, which a graph
+        # does not know. Nothing here requires a gradient.
         with torch.enable_grad():
             shapes = {"pixels": {0: Dim("batch")}}
             program = torch.export.export(detector, (example,), dynamic_shapes=shapes, strict=False)

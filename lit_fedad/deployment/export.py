@@ -84,13 +84,13 @@ def write_checked(
             name: FORMATS[name].load(draft / FORMATS[name].files[0]) for name, draft in drafts.items()
         }
         shares: dict[str, list[float]] = {name: [] for name in formats}
-        said: dict[str, list[tuple[Outputs, Outputs]]] = {name: [] for name in formats}
-        for one in compared:
+        image_outputs: dict[str, list[tuple[Outputs, Outputs]]] = {name: [] for name in formats}
+        for batch in compared:
             for name, run in exported.items():
-                outputs = run(one.pixels)
-                shares[name].append(difference(one.live, outputs))
-                if one.real:
-                    said[name].append((_of_images(one.live), _of_images(outputs)))
+                outputs = run(batch.pixels)
+                shares[name].append(difference(batch.live, outputs))
+                if batch.real:
+                    image_outputs[name].append((_of_images(batch.live), _of_images(outputs)))
         written = []
         for name, draft in drafts.items():
             form, share = FORMATS[name], float(torch.tensor(shares[name]).max())  # NaN if any is
@@ -101,7 +101,7 @@ def write_checked(
                     f" {limit:g}; it is not kept"
                 )
             size = sum((draft / file).stat().st_size for file in form.files)
-            written.append(DetectorFile(form.files, size, share, on_images(said[name])))
+            written.append(DetectorFile(form.files, size, share, on_images(image_outputs[name])))
         for name, draft in drafts.items():
             for file in FORMATS[name].files:
                 (draft / file).replace(folder / file)
@@ -127,17 +127,17 @@ def on_images(pairs: Sequence[tuple[Outputs, Outputs]]) -> OnImages | None:
     """
     if not pairs:
         return None
-    score, said = ("probabilities", "class") if "class" in pairs[0][0] else ("image_score", "decision")
-    one, other = (torch.cat([pair[side][score] for pair in pairs]) for side in (0, 1))
-    one, other = one.view(len(one), -1), other.view(len(other), -1)
-    tiny = torch.finfo(one.dtype).tiny
-    shares = (other - one).abs().amax(1) / one.abs().amax(1).clamp(min=tiny)
-    changed = sum(int((live[said] != exported[said]).sum()) for live, exported in pairs)
-    return OnImages(len(one), float(shares.median()), float(shares.max()), changed)
+    score, decision = ("probabilities", "class") if "class" in pairs[0][0] else ("image_score", "decision")
+    expected, computed = (torch.cat([pair[side][score] for pair in pairs]) for side in (0, 1))
+    expected, computed = expected.view(len(expected), -1), computed.view(len(computed), -1)
+    tiny = torch.finfo(expected.dtype).tiny
+    shares = (computed - expected).abs().amax(1) / expected.abs().amax(1).clamp(min=tiny)
+    changed = sum(int((live[decision] != exported[decision]).sum()) for live, exported in pairs)
+    return OnImages(len(expected), float(shares.median()), float(shares.max()), changed)
 
 
 def _of_images(outputs: Outputs) -> Outputs:
-    """Leaves out what is large."""
+    """Leaves out the anomaly map, which is large."""
     return {name: output for name, output in outputs.items() if name != "anomaly_map"}
 
 
@@ -150,8 +150,8 @@ def difference(live: Mapping[str, Tensor], exported: Mapping[str, Tensor]) -> fl
         exported: Outputs of the exported detector for the same batch.
 
     Returns:
-        The largest absolute difference of an output as a share of its largest absolute value; NaN if an output has
-        one.
+        The largest absolute difference of an output as a share of its largest absolute value; NaN if an output holds
+        NaN.
 
     Example:
         >>> live = {"image_score": torch.tensor([4.0, 2.0]), "decision": torch.tensor([True, False])}
@@ -172,7 +172,7 @@ _BATCH = 4
 _TURN_S = 10.0
 """Longest wait for a command that writes to the run's record, such as a watch, in seconds."""
 
-# What every machine that loads the files can do.
+# Every machine that loads the files can do this.
 _ANYWHERE = {"accelerator": "cpu", "precision": "32-true"}
 
 
@@ -215,7 +215,7 @@ def export(
     opened.check_options(product=product)
     folder, result, config, transform = opened.folder, opened.result, opened.config, opened.transform
     number, label = opened.number, ClientNames.of(result).label(opened.number)
-    rules = {n: opened.rule(product=product, client=n) for n in opened.calibration.clients}
+    rules = {holder: opened.rule(product=product, client=holder) for holder in opened.calibration.clients}
     destination = Path(out) if out else folder.path / "export" / f"client_{label}"
     display = Display()
     paths = image_files(Path(images), destination, display) if images else []
@@ -244,21 +244,28 @@ def export(
             compared=(sum(_RANDOM_BATCHES), len(paths)),
             normal=len(normal_paths),
         )
-        how = save_json(destination, "preprocessing.json", facts.preprocessing)
+        preprocessing_file = save_json(destination, "preprocessing.json", facts.preprocessing)
         listed = write_sheet(destination, facts).sha256.keys()
-        others = [form.files for name, form in FORMATS.items() if name not in chosen]
-        before = [files for files in others if listed >= {*files}]
-        sizes = {files[0]: sum((destination / file).stat().st_size for file in files) for files in before}
+        other_files = [form.files for name, form in FORMATS.items() if name not in chosen]
+        earlier_files = [files for files in other_files if listed >= {*files}]
+        sizes = {
+            files[0]: sum((destination / file).stat().st_size for file in files) for files in earlier_files
+        }
         facts = replace(facts, earlier=sizes)
         card = destination / "model_card.md"
         with atomic(card) as partial:
             partial.write_text(model_card(facts))
-    files = [*(destination / name for file in written for name in file.files), how, destination / SHEET, card]
-    place, home = folder.place(f"export/client_{label}"), folder.home.path
+    files = [
+        *(destination / name for file in written for name in file.files),
+        preprocessing_file,
+        destination / SHEET,
+        card,
+    ]
+    prefix, home = folder.place(f"export/client_{label}"), folder.home.path
     try:
         with locked(home, _TURN_S):
-            display.unsent(amend(home, {}, config["rounds"], files, place).kept, home)
-    except UserError as error:  # the files are whole
+            display.unsent(amend(home, {}, config["rounds"], files, prefix).kept, home)
+    except UserError as error:  # the files are complete all the same
         display.warn(f"not tracked: {error}")
     for file in written:
         display.note(
@@ -289,10 +296,10 @@ def _live(detector: Detector, pixels: Tensor, fabric: Fabric) -> Outputs:
 
 
 def _random_pixels(transform: ImageTransform, seed: int) -> Iterator[Tensor]:
-    """Draws batches of several sizes, one image among them: the graph must not depend on their number."""
-    draw = generator(seed, "export")
+    """Draws batches of several sizes, among them one image: the graph must not depend on the number of images."""
+    rng = generator(seed, "export")
     for size in _RANDOM_BATCHES:
-        yield torch.rand(size, transform.channels, *transform.shape, generator=draw)
+        yield torch.rand(size, transform.channels, *transform.shape, generator=rng)
 
 
 def _pixels(paths: Sequence[Path], transform: ImageTransform, batch: int) -> Iterator[Tensor]:

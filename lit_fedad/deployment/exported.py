@@ -34,13 +34,13 @@ _EXPORT_AGAIN = "export the detector again: lit-fedad export run=RUN"
 
 @dataclass(frozen=True)
 class DetectorSheet:
-    """What stands in ``detector.json``.
+    """Content of ``detector.json``.
 
     Attributes:
         name: Method, data, client and version, in words.
         alpha: Promised rate of false alarms; None for classifiers.
         threshold: Score above which images are anomalous; None where alpha cannot be promised, and for classifiers.
-        colour: Score in the middle of heatmaps' colours; None for classifiers.
+        colour: Score at the middle of heatmaps' colours; None for classifiers.
         classes: Names of a classifier's classes.
         sha256: Hash of each file.
     """
@@ -102,11 +102,11 @@ def write_sheet(folder: Path, facts: Facts) -> DetectorSheet:
         classes=tuple(result["partition"]["products"]) if facts.classifies else (),
         sha256={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
     )
-    before = _sheet_of_before(folder)
-    if before and replace(before, sha256={}) == replace(sheet, sha256={}):
-        sheet = replace(sheet, sha256={**before.sha256, **sheet.sha256})
-    elif before:
-        for name in (_FORMAT_FILES & before.sha256.keys()) - sheet.sha256.keys():
+    earlier = _earlier_sheet(folder)
+    if earlier and replace(earlier, sha256={}) == replace(sheet, sha256={}):
+        sheet = replace(sheet, sha256={**earlier.sha256, **sheet.sha256})
+    elif earlier:
+        for name in (_FORMAT_FILES & earlier.sha256.keys()) - sheet.sha256.keys():
             (folder / name).unlink()
             warnings.warn(f"{folder / name}: was of another detector, and is removed", stacklevel=2)
     with atomic(folder / SHEET) as partial:
@@ -114,7 +114,7 @@ def write_sheet(folder: Path, facts: Facts) -> DetectorSheet:
     return sheet
 
 
-def _sheet_of_before(folder: Path) -> DetectorSheet | None:
+def _earlier_sheet(folder: Path) -> DetectorSheet | None:
     """Reads what an earlier export wrote, without files that have changed since; None where it cannot be read."""
     try:
         sheet = read_sheet(folder)

@@ -39,7 +39,7 @@ _ONNX_LACKS: dict[Any, Callable] = {
 def _save_onnx(program: ExportedProgram, path: Path) -> None:
     """Writes a graph as ONNX; refuses one with an operation that ONNX lacks."""
     for name in ("onnxscript", "onnx_ir"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # they log what they leave as it is
+        logging.getLogger(name).setLevel(logging.ERROR)  # they log what they leave unchanged
     # Only where there are some: replacing takes as long as exporting.
     if any(node.target in _ONNX_LACKS for node in program.graph.nodes):
         program = program.run_decompositions(_ONNX_LACKS)
@@ -89,7 +89,7 @@ _CPU = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 def _save_openvino(program: ExportedProgram, path: Path) -> None:
-    """Writes a graph for OpenVINO, the network's weights in half precision; all computes in single precision.
+    """Writes a graph for OpenVINO, with the network's weights in half precision; it computes in single precision.
 
     Bank, subspace, threshold and calibration scores stay as they are. Weights go to ``.bin`` beside ``.xml``.
     """
@@ -99,7 +99,7 @@ def _save_openvino(program: ExportedProgram, path: Path) -> None:
 
 
 def _write_openvino(model: Any, path: Path) -> None:
-    """Writes a model of OpenVINO, whose error of a full disk is no OSError."""
+    """Writes a model of OpenVINO; turns its error about a full disk into an `OSError`."""
     import openvino
 
     try:
@@ -120,15 +120,17 @@ def _save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) -
     model = _read(program)
     network = _network(model)
     names = [node.get_friendly_name() for node in model.get_ordered_ops()]
-    kept = nncf.IgnoredScope(names=[name for name in names if name not in network], validate=False)
-    transforms = any(node.get_type_name() == "Gelu" for node in model.get_ordered_ops())
+    in_single_precision = nncf.IgnoredScope(
+        names=[name for name in names if name not in network], validate=False
+    )
+    has_transformer = any(node.get_type_name() == "Gelu" for node in model.get_ordered_ops())
     nncf.set_log_level(logging.ERROR)
     quantised = nncf.quantize(
         model,
         nncf.Dataset([pixels.numpy() for pixels in normal[:MOST_IMAGES]]),
         subset_size=MOST_IMAGES,
-        ignored_scope=kept,
-        model_type=nncf.ModelType.TRANSFORMER if transforms else None,
+        ignored_scope=in_single_precision,
+        model_type=nncf.ModelType.TRANSFORMER if has_transformer else None,
     )
     _write_openvino(quantised, path)
 
@@ -157,9 +159,9 @@ def _read(program: ExportedProgram) -> Any:
 
 
 def _network(model: Any) -> set[str]:
-    """Names the operations that a convolution or the hidden layer of a transformer's block depends on, and those.
+    """Names convolutions, hidden layers of transformers' blocks, and all operations that they depend on.
 
-    What lies behind them is a detector's own: small differences of large numbers, which no coarse number may enter.
+    What follows them is the detector's own: small differences of large numbers, for which coarse numbers will not do.
     """
     last = ("Convolution", "GroupConvolution", "Gelu")
     waiting = [node for node in model.get_ordered_ops() if node.get_type_name() in last]
@@ -173,14 +175,14 @@ def _network(model: Any) -> set[str]:
 
 
 def _halve(model: Any, names: set[str]) -> None:
-    """Stores weights in half precision, of the operations of these names."""
+    """Stores the weights among the operations of these names in half precision."""
     from openvino import opset13 as operations
 
-    most = np.finfo(np.float16).max
+    largest = np.finfo(np.float16).max
     for node in model.get_ordered_ops():
         if node.get_friendly_name() not in names or node.get_type_name() != "Constant":
             continue
-        if node.get_element_type().get_type_name() == "f32" and np.abs(node.data).max() <= most:
+        if node.get_element_type().get_type_name() == "f32" and np.abs(node.data).max() <= largest:
             half = operations.constant(node.data.astype(np.float16))
             node.output(0).replace(operations.convert(half, "f32").output(0))
 

@@ -134,12 +134,12 @@ class OpenedClient:
         return [
             Scored(
                 score,
-                float(p_values[place]),
-                NORMAL if score <= rule.threshold else ANOMALOUS,  # what is no number is not called normal
-                None if maps is None else maps[place].cpu().numpy(),
-                alike[place],
+                float(p_values[row]),
+                NORMAL if score <= rule.threshold else ANOMALOUS,  # NaN is not called normal
+                None if maps is None else maps[row].cpu().numpy(),
+                alike[row],
             )
-            for place, score in enumerate(prediction.image_score.tolist())
+            for row, score in enumerate(prediction.image_score.tolist())
         ]
 
     def recognised(self, batch: dict[str, Any]) -> tuple[dict[str, Any], list[str | None]]:
@@ -150,9 +150,9 @@ class OpenedClient:
             looks like none that has a name.
         """
         task = self.client.task
-        nobody: list[str | None] = [None] * len(batch["image"])
+        unknown: list[str | None] = [None] * len(batch["image"])
         if not isinstance(task, PatchTask) or task.kinds == 1:
-            return batch, nobody
+            return batch, unknown
         with torch.inference_mode(), self.fabric.autocast():
             batch = task.with_pyramid(self.fabric.to_device(batch))
             kinds = task.nearest_kind(batch)
@@ -160,7 +160,7 @@ class OpenedClient:
         counts = map(sum, zip(*partition["counts"], strict=True))
         images = dict(zip(partition["products"], counts, strict=True))
         names = [*(product for product in task.products if images.get(product)), None]
-        return batch, nobody if kinds is None else [names[kind] for kind in kinds.tolist()]
+        return batch, unknown if kinds is None else [names[kind] for kind in kinds.tolist()]
 
 
 def most_look_like(alike: Sequence[str | None]) -> str | None:
@@ -191,7 +191,7 @@ def open_client(
         client: Number of the client, or name of the site; None for the client with most training images.
         version: Number of the detector's version: 0 as it was trained, None for the default.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
-        fabric: Where it computes; None for where the run did.
+        fabric: Settings of Fabric, such as the accelerator; None for those of the run.
 
     Raises:
         UserError: If there is no such complete run, version or client, or the backbone differs from the run's.
@@ -309,7 +309,7 @@ class LiveDetector:
 
 
 def _load(image: Image.Image) -> None:
-    """Decodes an image that was only opened; with its name Pillow would map turned TIFF wrongly into memory."""
+    """Decodes an image that was only opened; given its name, Pillow would map turned TIFF files wrongly into memory."""
     name = getattr(image, "filename", None)
     if name:
         image.filename = ""  # type: ignore[attr-defined]

@@ -104,8 +104,8 @@ class Facts:
     @property
     def compared_images(self) -> str:
         """Counts the images that the files were compared with the client on, in words."""
-        random, own = self.compared
-        return f"{random} random images" + (f" and {own} image files" if own else "")
+        random, files = self.compared
+        return f"{random} random images" + (f" and {files} image files" if files else "")
 
     @property
     def sources(self) -> tuple[Source, ...]:

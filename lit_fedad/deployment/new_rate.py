@@ -16,8 +16,8 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import rounded_up
 
-# What a detector is made of; figures and predictions show decisions by the rate before.
-_KEPT = ("checkpoints", "personal", "partition.json")
+# Files that a detector is made of; figures and predictions are left out, for they show decisions at the earlier rate.
+_COPIED = ("checkpoints", "personal", "partition.json")
 
 
 def save_rate(home: RunFolder, alpha: float) -> int:
@@ -50,18 +50,18 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     config = folder.config()
     config["evaluation"]["alpha"] = alpha
     last = {name: value for name, value in result["last"].items() if name not in RATES}
-    with told_unwritable(home.path), home.new_version() as (number, made):
-        claim(made.path, config)
-        for name in _KEPT:
+    with told_unwritable(home.path), home.new_version() as (number, version):
+        claim(version.path, config)
+        for name in _COPIED:
             for path in filter(Path.is_file, [folder.path / name, *folder.path.glob(f"{name}/**/*")]):
-                copy = made.path / path.relative_to(folder.path)
+                copy = version.path / path.relative_to(folder.path)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
         if additions := folder.additions():
-            made.save_additions(additions)
-        save_json(made.path, "calibration.json", calibration.to_json())
+            version.save_additions(additions)
+        save_json(version.path, "calibration.json", calibration.to_json())
         changed = {"config": config, "decisions": {}, "last": last, "version": number}
-        save_json(made.path, "result.json", {**result, **changed})
+        save_json(version.path, "result.json", {**result, **changed})
     return number
 
 
@@ -120,7 +120,7 @@ def choose_version(view: RunView, number: int, instead_of: int) -> str:
 
 
 def rate_of(view: RunView, client: int, product: str | None, threshold: float) -> float:
-    """Finds the rate that has a threshold: a larger one may be promised by fewer, more specific scores."""
+    """Finds the rate of false alarms of a threshold: fewer, more specific scores may decide at a larger rate."""
     assert view.calibration is not None
     scores = view.shipped(client, product).scores
     while True:

@@ -38,8 +38,8 @@ UNREADABLE = "unreadable"
 COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
 
-# Bytes of a heatmap's name; what writes it adds some of its own, and file systems take 255.
-_LONGEST_NAME = 180
+# Bytes of a heatmap's name: file systems allow 255, and the name of its draft has some more.
+_MAX_NAME = 180
 
 
 def evaluate(
@@ -70,9 +70,13 @@ def evaluate(
         if finished.model.task.kind == "anomaly":
             alpha = folder.alpha()
             predictions = federation.predictions(last)
-            judged = decisions(predictions, finished.config, finished.data, folder.calibration(), [alpha])
-            metrics |= summarise_rates(judged[alpha])
-            rates = promised_text(own["promised"] for own in judged[alpha].values())
+            decisions_by_alpha = decisions(
+                predictions, finished.config, finished.data, folder.calibration(), [alpha]
+            )
+            metrics |= summarise_rates(decisions_by_alpha[alpha])
+            rates = promised_text(
+                client_decisions["promised"] for client_decisions in decisions_by_alpha[alpha].values()
+            )
             display.note(f"promised false alarms: at most {rates}")
         path = save_json(folder.path, "evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
@@ -131,9 +135,9 @@ def predict(
     scores = destination / "scores.csv"
     with (
         told_unwritable(destination, within=True),
-        # Of two calls at once one would write to a file that the other has removed.
+        # Of two calls at the same time, one would write to a file that the other has removed.
         locked(destination, advice="" if out else ELSEWHERE),
-        _begun(scores) as file,
+        _opened_table(scores) as file,
         display.progress(f"Scoring with {opened.title}") as progress,
     ):
         writer = csv.DictWriter(file, scorer.columns)
@@ -156,8 +160,8 @@ def predict(
     return scores
 
 
-def _begun(table: Path) -> TextIO:
-    """Opens a table to write, in place of that of an earlier call."""
+def _opened_table(table: Path) -> TextIO:
+    """Opens a table for writing, in place of that of an earlier call."""
     table.unlink(missing_ok=True)
     return appended(table)
 
@@ -253,29 +257,29 @@ class _Detect:
         self.alike.extend(image.alike for image in scored)
         return list(rows.values())
 
-    def _draw(self, path: Path, image: np.ndarray, said: Scored) -> str:
+    def _draw(self, path: Path, image: np.ndarray, scored: Scored) -> str:
         """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
-        assert said.map is not None
+        assert scored.map is not None
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         shown = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
         suffixes = (*image_suffixes(), *DICOM_SUFFIXES)
-        # Of a file without such a suffix the name may be that of one with it: a_png, and a.png.
-        doubtful = path.suffix.lower() not in suffixes and shown.lower().endswith(
+        # A file without such a suffix may get the name of one with it, as a_png and a.png do.
+        ambiguous = path.suffix.lower() not in suffixes and shown.lower().endswith(
             tuple(f"_{suffix[1:]}" for suffix in suffixes)
         )
-        name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown, doubtful)}.png")
-        ends = colour_ends(said.map, said.score, self.rule.colour)
-        save_heatmap(self.destination / name, image, said.map, *ends, p_value_text(said.p_value))
+        name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown, ambiguous)}.png")
+        ends = colour_ends(scored.map, scored.score, self.rule.colour)
+        save_heatmap(self.destination / name, image, scored.map, *ends, p_value_text(scored.p_value))
         return name.as_posix()
 
 
-def _named_after(name: str, doubtful: bool = False) -> str:
-    """Names a file after another; where its name is too long or doubtful, or browsers refuse it, with a hash."""
+def _named_after(name: str, ambiguous: bool = False) -> str:
+    """Names a file after another; adds a hash where the name is too long or ambiguous, or browsers refuse it."""
     shown = printable(name)
-    if shown == name and len(name.encode()) <= _LONGEST_NAME and not doubtful:
+    if shown == name and len(name.encode()) <= _MAX_NAME and not ambiguous:
         return name
-    cut = shown.encode()[:_LONGEST_NAME].decode(errors="ignore")
-    return f"{cut}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
+    shortened = shown.encode()[:_MAX_NAME].decode(errors="ignore")
+    return f"{shortened}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
 
 
 def image_files(root: Path, destination: Path, display: Display) -> list[Path]:

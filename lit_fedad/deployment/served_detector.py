@@ -18,7 +18,8 @@ from lit_fedad.deployment.exported import DetectorSheet, read_sheet
 from lit_fedad.report.overlay import colour_ends, overlay
 
 _FILE = "detector.onnx"
-_NEEDED = ({"image_score", "p_value", "decision"}, {"probabilities", "class"})  # of detectors, of classifiers
+# Outputs that detectors, and those that classifiers must have.
+_REQUIRED_OUTPUTS = ({"image_score", "p_value", "decision"}, {"probabilities", "class"})
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,13 @@ class ServedDetector:
                 f"{folder / _FILE}: onnxruntime cannot load it ({first_line(error)}); export it again"
             ) from error
         self._outputs = [output.name for output in self._session.get_outputs()]
-        if not _NEEDED[self.sheet.classifies] <= set(self._outputs):
+        if not _REQUIRED_OUTPUTS[self.sheet.classifies] <= set(self._outputs):
             raise UserError(f"{folder / _FILE}: is no detector of lit-fedad; export it again")
-        self._try(folder)
+        self._check(folder)
 
     @property
     def page(self) -> int | None:
-        """Page or frame, from 0, that is read of each file; None where files hold one alone."""
+        """Page or frame, from 0, that is read of each file; None where files hold a single one."""
         return self._transform.page
 
     @property
@@ -79,17 +80,17 @@ class ServedDetector:
         """Scores an image.
 
         Args:
-            image: In eight-bit RGB; a ``caution`` in its ``info`` becomes a word of the verdict.
+            image: An image in eight-bit RGB; a ``caution`` in its ``info`` becomes an entry of ``Verdict.words``.
         """
         pixels, shown = self._transform.tensor_and_shown(image)
         values = self._session.run(self._outputs, {"pixels": pixels.numpy()[None]})
         outputs = {name: value[0] for name, value in zip(self._outputs, values, strict=True)}
-        words = self._words(outputs)
+        words = self._entries(outputs)
         if "caution" in image.info:
             words["caution"] = image.info["caution"]
         return Verdict(words, shown.numpy(), outputs.get("anomaly_map"))
 
-    def _try(self, folder: Path) -> None:
+    def _check(self, folder: Path) -> None:
         """Scores a black image, so that files that do not fit each other are refused before anybody asks.
 
         Raises:
@@ -121,14 +122,16 @@ class ServedDetector:
         Image.fromarray(overlay(verdict.image, verdict.anomaly_map, *ends)).save(file, "png")
         return file.getvalue()
 
-    def _words(self, outputs: dict[str, Any]) -> dict[str, Any]:
+    def _entries(self, outputs: dict[str, Any]) -> dict[str, Any]:
         sheet = self.sheet
         if sheet.classifies:
             number = int(outputs["class"])
             return {"class": sheet.classes[number], "probability": _number(outputs["probabilities"][number])}
         return {
             "score": _number(outputs["image_score"]),
-            "p_value": _number(outputs["p_value"], 6),  # of nine digits a float32 of 0.1 would be above 0.1
+            "p_value": _number(
+                outputs["p_value"], 6
+            ),  # with nine digits, 0.1 in float32 would become more than 0.1
             "decision": "anomalous" if outputs["decision"] else "normal",
             "threshold": None if sheet.threshold is None else _number(sheet.threshold),
             "alpha": sheet.alpha,
@@ -140,10 +143,16 @@ def _transform(folder: Path, sheet: DetectorSheet) -> ImageTransform:
     name = "preprocessing.json"
     content = sheet.content(folder, name)
     try:
-        how = plain_json(content)
-        channels = {"RGB": 3, "L": 1}[how["mode"]]
+        settings = plain_json(content)
+        channels = {"RGB": 3, "L": 1}[settings["mode"]]
         return ImageTransform(
-            how["size"], how["resize"], how["fit"], (0.0,), (1.0,), channels, how.get("page")
+            settings["size"],
+            settings["resize"],
+            settings["fit"],
+            (0.0,),
+            (1.0,),
+            channels,
+            settings.get("page"),
         )
     except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(
@@ -152,5 +161,5 @@ def _transform(folder: Path, sheet: DetectorSheet) -> ImageTransform:
 
 
 def _number(value: Any, digits: int = 9) -> float | None:
-    """A number that JSON has, by default with all digits of a float32: NaN and infinity are none."""
+    """Rounds a number for JSON, by default to all digits of a float32; None for NaN and infinity, which JSON lacks."""
     return float(f"{value:.{digits}g}") if np.isfinite(value) else None

@@ -34,8 +34,8 @@ from lit_fedad.deployment.uploads import Limits, RefusedError, file_in, read_upl
 from lit_fedad.report.console import Display
 
 _PAGE = Path(__file__).parent / "serving.html"
-_LONGEST_PATH = 100  # characters of a request's path in its line: a stranger's may have thousands
-_AGAIN_S = "1"  # seconds after which a refused client may try again
+_MAX_PATH = 100  # characters of a request's path in its line: a stranger's may have thousands
+_RETRY_AFTER_S = "1"  # seconds after which a refused client may try again
 
 
 class Desk:
@@ -45,7 +45,7 @@ class Desk:
 
     Args:
         detector: Scores the images.
-        limits: Of each upload.
+        limits: Limits of each upload.
         workers: Images that are scored at a time.
         queue: Requests that may wait beside them.
     """
@@ -74,7 +74,7 @@ class Desk:
             if draw and not self.detector.localises:
                 raise RefusedError(422, "this detector draws no heatmaps")
             content = file_in(await self._body(request), request.headers.get("content-type", ""))
-            # A thread that has begun ends, even if whoever asked has gone: its place is not free before.
+            # A thread that has begun runs to its end even if the client has gone: its place is free only then.
             return await run_sync(self._work, content, draw, limiter=self._workers)
 
     def _work(self, content: bytes, draw: bool) -> tuple[Verdict, bytes | None]:
@@ -97,16 +97,16 @@ class Desk:
             self.present -= 1
 
     async def _body(self, request: Request) -> bytes:
-        most = self.limits.max_bytes
-        too_large = RefusedError(413, f"the upload is larger than {most} bytes")
-        if int(request.headers.get("content-length", 0)) > most:
+        max_bytes = self.limits.max_bytes
+        too_large = RefusedError(413, f"the upload is larger than {max_bytes} bytes")
+        if int(request.headers.get("content-length", 0)) > max_bytes:
             raise too_large
         content = bytearray()
         try:
             async with asyncio.timeout(self.limits.patience):
                 async for part in request.stream():
                     content += part
-                    if len(content) > most:
+                    if len(content) > max_bytes:
                         raise too_large
         except TimeoutError:
             raise RefusedError(
@@ -180,8 +180,8 @@ def application(desk: Desk) -> FastAPI:
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> JSONResponse:
         desk.refused += 1
-        more = {"Retry-After": _AGAIN_S} if error.status == 503 else None
-        return JSONResponse({"error": " ".join(error.reason.split())}, error.status, more)
+        headers = {"Retry-After": _RETRY_AFTER_S} if error.status == 503 else None
+        return JSONResponse({"error": " ".join(error.reason.split())}, error.status, headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -201,7 +201,7 @@ def application(desk: Desk) -> FastAPI:
 
 
 class Logged:
-    """An application that prints a line a request: method, path, status and milliseconds.
+    """An application that prints a line for each request: method, path, status and milliseconds.
 
     Args:
         app: The application.
@@ -215,17 +215,17 @@ class Logged:
         """Answers a request, and prints its line when the answer begins."""
         began = time.perf_counter()
 
-        async def noted(message: ASGIMessage) -> None:
+        async def send_and_log(message: ASGIMessage) -> None:
             if message["type"] == "http.response.start":
-                took = f"{1000 * (time.perf_counter() - began):.0f} ms"
-                asked = f"{scope['method']} {scope['path'][:_LONGEST_PATH]}"
-                self.display.note(f"{time.strftime('%H:%M:%S')}  {asked}  {message['status']}  {took}")
+                duration = f"{1000 * (time.perf_counter() - began):.0f} ms"
+                request = f"{scope['method']} {scope['path'][:_MAX_PATH]}"
+                self.display.note(f"{time.strftime('%H:%M:%S')}  {request}  {message['status']}  {duration}")
             await send(message)
 
-        await self.app(scope, receive, noted)
+        await self.app(scope, receive, send_and_log)
 
 
-_IDLE_S = 5
+_IDLE_S = 5  # seconds that an idle connection is kept open
 
 
 def serve(
@@ -258,8 +258,8 @@ def serve(
     Raises:
         UserError: If there is no such exported detector, a file of it was changed, or the address cannot be used.
     """
-    least = {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels}
-    at_least("serve", 1, workers=workers, threads=threads, **least)
+    positive_limits = {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels}
+    at_least("serve", 1, workers=workers, threads=threads, **positive_limits)
     at_least("serve", 0, queue=queue)
     within("serve", 0, 65535, port=port)
     above("serve", 0, patience=limits.patience)
@@ -290,7 +290,7 @@ def serve(
             timeout_keep_alive=_IDLE_S,
         )
     )
-    with listener, suppress(KeyboardInterrupt):  # a signal is its only end, and no fault
+    with listener, suppress(KeyboardInterrupt):  # only a signal ends the server, which is no error
         server.run(sockets=[listener])
 
 

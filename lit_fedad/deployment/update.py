@@ -177,16 +177,17 @@ def _play(
 ) -> Run:
     """Plays the round that follows a version's last one, with the last of the additions; returns the run after it."""
     stored = folder.config()
-    # All clients, and none that fails: what a client does not send now would be missing from the detector.
+    # All clients take part, and none may fail: what one does not send now would be missing from the detector.
     sampler = {**stored["federation"]["sampler"], "fraction": 1.0, "on_failure": "fail"}
-    # Whoever forces an update has looked at the images; a new product lies far from all others. It is for this one.
+    # A user who forces an update has looked at the images, and a new product lies far from all others. So robust
+    # aggregation is switched off, for this update alone.
     robust = None if forced else folder.home.config()["federation"].get("robust")
     stored |= {
         "rounds": stored["rounds"] + 1,
         "federation": {**stored["federation"], "sampler": sampler, "robust": robust},
     }
     if tells_products(stored):
-        # Those of the sums so far: a new product, which the result lists too, is none of them.
+        # The products of the sums so far: a new product is none of them, although the result lists it too.
         stored["task"] = {**stored["task"], "products": list(cast("PatchTask", model.task).products)}
     claim(made.path, stored)
     memo = hashes_file(config)
@@ -203,16 +204,16 @@ def _play(
         report = federation.run()[-1]
     finally:
         progress.stop()
-    measured = cast("MomentsServer", model.server).measured  # by the exchanges of all methods that have sums
-    taken = sum(measured.values()) - sum(state["server"]["measured"].values())
-    if report.refused or taken != additions[-1].total:
+    measured = cast("MomentsServer", model.server).measured  # all methods that have sums use this server
+    added = sum(measured.values()) - sum(state["server"]["measured"].values())
+    if report.refused or added != additions[-1].total:
         cause = next(iter(report.lines(federation.names)), "a client sent nothing")
-        cure = (
+        advice = (
             ""
             if report.refused or forced
             else "; look at its new images, then force=true adds them all the same"
         )
-        raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}{cure}")
+        raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}{advice}")
     made.save_additions(additions)
     data.partition.save(made.path / "partition.json")
     return Run(stored, made, model, data, federation, fabric, display)
@@ -245,59 +246,63 @@ class _NewImages:
         for client, folder in self._folders().items():
             if client not in self.clients:
                 raise UserError(f"client={client}: the run has clients {', '.join(map(str, self.clients))}")
-            new, again = self._new(folder, known_hashes, test_hashes, reviews)
-            repeated += again
+            new, num_known = self._new(folder, known_hashes, test_hashes, reviews)
+            repeated += num_known
             if new:
                 new_images[client] = tuple(new)
         if not new_images:
             if self.unreadable:
                 raise self.unreadable[0]
-            has = f"; the {repeated} there {_KNOWN}" if repeated else ""
+            known = f"; the {repeated} there {_KNOWN}" if repeated else ""
             kind = (
                 "new image"
                 if reviews is None
                 else f"new image that {self.options.reviews} calls a false alarm"
             )
-            raise UserError(f"images={self.options.images}: no {kind} there{has}")
+            raise UserError(f"images={self.options.images}: no {kind} there{known}")
         if repeated:
             self.display.note(f"{repeated} images {_KNOWN}")
         products = {sample.category for sample in samples}
-        if fresh := {sample.category for images in new_images.values() for sample in images} - products:
+        if (
+            new_products := {sample.category for images in new_images.values() for sample in images}
+            - products
+        ):
             if not self.options.force:  # a review says nothing of the product, whose name may be misspelt
                 raise UserError(
-                    f"product={min(fresh)}: the detector has {', '.join(sorted(products))}; force=true adds a new one"
+                    f"product={min(new_products)}: the detector has {', '.join(sorted(products))}; force=true adds"
+                    " a new one"
                 )
-            self.display.note(f"new products: {', '.join(sorted(fresh))}")
+            self.display.note(f"new products: {', '.join(sorted(new_products))}")
         return Addition(new_images)
 
     def _new(
         self, folder: Path, known_hashes: set[bytes], test_hashes: set[bytes], reviews: Reviews | None
     ) -> tuple[list[Sample], int]:
-        """Lists the new images in a client's folder, which are known from then on; and counts the others."""
+        """Lists the new images in a client's folder, which are known from then on, and counts those that were known."""
         paths, left_out = listed(folder)
         if left_out:
             self.display.warn(left_out)
-        new, again = [], 0
+        new, num_known = [], 0
         for path, content in self._hashes(paths).items():
-            # By its path below all folders: of one name several clients may have images.
+            # By its path below the folder of all clients, which may have images of the same name.
             if reviews and reviews.of(path, Path(str(self.options.images))) != "false alarm":
                 continue
             if content in test_hashes:
                 raise UserError(f"{path}: is a test image of the run; give others")
             if content in known_hashes:
-                again += 1
+                num_known += 1
             else:
                 sample = Sample(path.resolve(), self._product(path, folder))
                 if self._readable(path):
                     new.append(sample)
                     known_hashes.add(content)
-        return new, again
+        return new, num_known
 
     def _hashes(self, paths: Sequence[Path]) -> dict[Path, bytes]:
         return content_hashes(paths, self.memo)
 
     def _readable(self, path: Path) -> bool:
-        """Whether training could read an image; warns where it could not."""
+        """Tells whether training could read an image; warns where it could not."""
         try:
             read_picture(path, self.page)
         except UserError as error:
@@ -347,13 +352,15 @@ def _report(
     before: Sequence[Judged],
     after: Sequence[Judged],
 ) -> None:
-    """Prints the version beside that before, and adds its metrics to the run's record in MLflow under its name."""
+    """Prints the version beside the one before, and adds its metrics to the run's record in MLflow under its name."""
     report, display = run.federation.history[-1], run.display
     metrics = {**(report.metrics or {}), **run.rates}
     for line in report.lines(run.federation.names):
         display.warn(line)
-    own = ", ".join(f"{len(images)} of client {client}" for client, images in sorted(new.images.items()))
-    display.note(f"version {version.path.name}, with new images: {own}")
+    by_client = ", ".join(
+        f"{len(images)} of client {client}" for client, images in sorted(new.images.items())
+    )
+    display.note(f"version {version.path.name}, with new images: {by_client}")
     for then, now in zip(before, after, strict=True):
         display.note(
             f"beyond the threshold, of {then.images} new images of client {then.client}, product {then.product}:"
@@ -369,8 +376,8 @@ def _report(
     number = int(version.path.name)
     display.where_next(_next(home, number))
     files = [version.path / name for name in ("calibration.json", "result.json")]
-    place, found = f"versions/{number}", flat_metrics(report) | flat_summaries(run.rates)
-    numbers = {f"{place}/{name}": value for name, value in found.items()}
+    place, values = f"versions/{number}", flat_metrics(report) | flat_summaries(run.rates)
+    numbers = {f"{place}/{name}": value for name, value in values.items()}
     delivery = amend(home.path, numbers, report.round, files, place)
     display.unsent(delivery.kept, home.path)
 

@@ -18,7 +18,7 @@ from lit_fedad.experiment.finished_run import load_client, one_process
 from lit_fedad.experiment.run_folder import RunFolder
 
 _CHANCE = 0.01
-"""New images that fewer than one in so many draws of normal images would look like are called foreign."""
+"""New images are foreign if normal ones, with a probability below this, had as many beyond the threshold."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
                 scored += opened.scored(images, rule, product)
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank, threshold = scores.rank(rate), scores.threshold(rate)
-            beyond = sum(not image.score <= threshold for image in scored)  # also what is no number
+            beyond = sum(not image.score <= threshold for image in scored)  # NaN too
             chance = stats.betabinom.sf(beyond - 1, len(samples), scores.total + 1 - rank, rank)
             alike = most_look_like([image.alike for image in scored])
             judged.append(Judged(client, product, len(samples), beyond, float(chance), alike))

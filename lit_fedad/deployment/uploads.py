@@ -17,8 +17,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "DICOM")
 """Formats that are read: Pillow's, and DICOM by pydicom. No other decoder ever sees an upload."""
 
 
-_MOST_PARTS = 100
-"""Parts of a form that are looked at: a short mark between them may stand in an upload millions of times."""
+_MAX_PARTS = 100
+"""Parts of a form that are looked at: a short boundary between them may occur millions of times in an upload."""
 
 
 class RefusedError(Exception):
@@ -86,11 +86,11 @@ def file_in(content: bytes, content_type: str) -> bytes:
     header["Content-Type"] = content_type
     try:
         boundary = (header.get_boundary() or "").encode()
-    except (TypeError, UnicodeError) as error:  # of parts without numbers, or of a coding
+    except (TypeError, UnicodeError) as error:  # its parameter is split wrongly, or has an unknown coding
         raise RefusedError(422, "its Content-Type cannot be read") from error
     if header.get_content_type() != "multipart/form-data" or not boundary:
         return content
-    for part in content.split(b"--" + boundary, _MOST_PARTS + 1)[1 : _MOST_PARTS + 1]:
+    for part in content.split(b"--" + boundary, _MAX_PARTS + 1)[1 : _MAX_PARTS + 1]:
         head, _, body = part.partition(b"\r\n\r\n")
         if b"filename" in head.lower():
             return body.removesuffix(b"\r\n")
@@ -103,7 +103,7 @@ def read_upload(content: bytes, most_pixels: int, page: int | None = None) -> Im
     Args:
         content: The bytes.
         most_pixels: Largest width times height.
-        page: Page or frame that is read, from 0; None where it may hold one alone.
+        page: Page or frame that is read, from 0; None where the upload must hold a single one.
 
     Returns:
         The image in eight-bit RGB, upright; its ``info`` has nothing but ``caution``, what may be wrong with it.

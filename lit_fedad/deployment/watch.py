@@ -27,14 +27,14 @@ from lit_fedad.report.console import Display
 from lit_fedad.tracking.tracker import amend
 
 _P_VALUE_BINS = 20
-_ANY = 0.5
+_ANY_ALPHA = 0.5
 """Alpha that one calibration image can promise: a test of drift takes the most specific images, however few."""
 
-_LATEST = 10
-"""Images that an alarm's line counts."""
+_RECENT = 10
+"""Number of last images that the line of an alarm tells about."""
 
-_LEAST = 10
-"""New images that a record in MLflow counts at least: two records differ by no single image."""
+_MIN_NEW = 10
+"""Fewest new images between two records in MLflow, so that no two records differ by a single image."""
 
 
 def watch(
@@ -65,8 +65,8 @@ def watch(
         client: Whose detector scores them; None for the client with most training images.
         product: Product that all images show, where it is known.
         alpha: Promised rate of false alarms of single images; None for the run's.
-        run_length: Mean number of images between false alarms of drift, at least.
-        window: Last images that uniformity of p-values and the stability index look at.
+        run_length: Smallest mean number of images between false alarms of drift.
+        window: Number of last images for the uniformity of p-values and for the stability index.
         interval: Seconds between two looks at the folder.
         once: Whether to look once, and end.
         version: Number of the detector's version: 0 as it was trained, None for the default.
@@ -87,10 +87,10 @@ def watch(
     if opened.classifies:
         raise UserError(f"{folder.path}: a classifier has no scores of anomalies to watch")
     rule = opened.rule(alpha, product)
-    like = opened.calibration.rule(number, _ANY, product).scores
-    if not like.total:
+    calibration_scores = opened.calibration.rule(number, _ANY_ALPHA, product).scores
+    if not calibration_scores.total:
         raise UserError(f"{folder.path}: {opened.title} holds no calibration scores to compare with")
-    check_exists(Path(images))  # before it is noted in the log
+    check_exists(Path(images))  # before the log names it
     label = ClientNames.of(opened.result).label(number)
     name = f"watch/client_{label}" + (f"_{product}" if product else "").replace("/", "_")
     destination = Path(out) if out else folder.path / name
@@ -101,11 +101,11 @@ def watch(
             "product": product,
             "alpha": rule.alpha,
             "run_length": run_length,
-            "calibration": like.to_json(),
+            "calibration": calibration_scores.to_json(),
         }
         log = WatchLog.open(destination, settings)
-        test = DriftTest(like, run_length, opened.config["seed"])
-        stream, display = _Stream(rule, like, test, window), Display()
+        test = DriftTest(calibration_scores, run_length, opened.config["seed"])
+        stream, display = _Stream(rule, calibration_scores, test, window), Display()
         if math.isinf(rule.threshold):
             display.warn(f"no image is called anomalous: {rule}")
         watcher = _Watcher(Path(images), log, stream, opened, display, name, product)
@@ -118,20 +118,20 @@ def watch(
 
 @dataclass
 class _Stream:
-    """The scores of a stream and what is known from them.
+    """The scores of a stream, and the state of its tests.
 
     Attributes:
         rule: Rule of the decisions about single images.
-        like: Calibration scores of images like those of the stream.
+        calibration: Calibration scores of images like those of the stream.
         test: Test of drift.
         window: As in `watch`.
         scores: Score of each image that could be read; infinity where it is no number.
         steps: What the test said after each of them.
-        unreadable: Number of the others.
+        unreadable: Number of images that could not be read.
     """
 
     rule: DecisionRule
-    like: ScoreCounts
+    calibration: ScoreCounts
     test: DriftTest
     window: int
     scores: list[float] = field(default_factory=list)
@@ -139,9 +139,9 @@ class _Stream:
     unreadable: int = 0
 
     def add(self, scores: Sequence[float]) -> list[Step]:
-        """Adds the next images' scores; one that is no number ranks above all others, as in `ScoreCounts.p_values`.
+        """Adds the next images' scores; NaN ranks above all others, as in `ScoreCounts.p_values`.
 
-        They are those of a float32: the same command continues with the same numbers, which it reads from the log.
+        Scores are rounded to float32, so that a continued watch has the same numbers when it reads them from the log.
         """
         ranked = [math.inf if math.isnan(score) else float(np.float32(score)) for score in scores]
         steps = self.test.add(ranked)
@@ -156,7 +156,7 @@ class _Stream:
 
     def beyond(self, image: int) -> str:
         """Counts the images beyond the threshold among the last ones up to an image, and says what that hints at."""
-        last = self.scores[max(0, image - _LATEST) : image]
+        last = self.scores[max(0, image - _RECENT) : image]
         count = sum(score > self.rule.threshold for score in last)
         hint = "; a new product, another light or lens?" if 2 * count > len(last) else ""
         return f"{count} of the last {len(last)} beyond the threshold{hint}"
@@ -165,7 +165,7 @@ class _Stream:
         """Returns counts and statistics, and nothing of a single image."""
         p_values = [step.p_value for step in self.steps]
         distance, its_p_value = uniformity(p_values[-self.window :])
-        stability = Stability.of(self.like, torch.tensor(self.scores[-self.window :]))
+        stability = Stability.of(self.calibration, torch.tensor(self.scores[-self.window :]))
         last = self.steps[-1] if self.steps else Step(1.0, 0.0, 0.0, False)
         return {
             "images": len(self.scores),
@@ -211,9 +211,9 @@ class _Watcher:
         with self.display.progress("Scoring") as progress:
             files, size = list(new.items()), self.opened.config["evaluation"]["batch_size"]
             for start in range(0, len(files), size):
-                part = dict(files[start : start + size])
-                self._score(part)
-                progress(start + len(part), len(files))
+                batch = dict(files[start : start + size])
+                self._score(batch)
+                progress(start + len(batch), len(files))
         for image in self.stream.alarms[alarms:]:
             self.display.warn(
                 f"image {image}: the images drift from those of calibration, {self.stream.beyond(image)} (without drift"
@@ -278,23 +278,23 @@ class _Watcher:
             f" {summary['unreadable']} unreadable, alarms of drift: {len(summary['alarms'])}"
             + (last if summary["images"] else "")
         )
-        if summary["images"] - self.log.tracked >= _LEAST:
+        if summary["images"] - self.log.tracked >= _MIN_NEW:
             self._track(summary, path)
 
-    def _track(self, found: Mapping[str, Any], summary: Path) -> None:
+    def _track(self, values: Mapping[str, Any], file: Path) -> None:
         """Adds counts and statistics to the run's record in MLflow."""
-        numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
-        numbers["alarms"], folder = len(found["alarms"]), self.opened.folder
-        place, home = folder.place(self.place), folder.home.path
-        metrics = {f"{place}/{name}": value for name, value in numbers.items()}
+        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        numbers["alarms"], folder = len(values["alarms"]), self.opened.folder
+        prefix, home = folder.place(self.place), folder.home.path
+        metrics = {f"{prefix}/{name}": value for name, value in numbers.items()}
         try:
             with locked(folder.home.path):
-                delivery = amend(home, metrics, found["images"], [summary], place)
+                delivery = amend(home, metrics, values["images"], [file], prefix)
         except UserError as error:
             self.display.warn(f"not tracked before the next images: {error}")
             return
         self.display.unsent(delivery.kept, home)
-        self.log.tracked = found["images"]
+        self.log.tracked = values["images"]
         self.log.save()
 
 

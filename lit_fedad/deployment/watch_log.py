@@ -22,11 +22,11 @@ COLUMNS = (
 )
 
 Key = tuple[str, str, str]
-"""What a file is recognised by: path in the folder, size in bytes, and time of its last change in nanoseconds."""
+"""Identity of a file: path in the folder, size in bytes, and time of its last change in nanoseconds."""
 
 
 def key_of(path: Path, root: Path) -> Key:
-    """Returns what a file is recognised by: a file that is written anew is another image.
+    """Returns the identity of a file: a file that is written anew is another image.
 
     Raises:
         OSError: If it is gone.
@@ -65,13 +65,13 @@ class WatchLog:
         log, path = cls(folder, settings), folder / "watch.json"
         if path.exists():
             try:
-                held = plain_json(stored_text(path))
-                log.tracked = int(held.pop("tracked"))
+                stored = plain_json(stored_text(path))
+                log.tracked = int(stored.pop("tracked"))
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(f"{path}: cannot be read; remove it and images.csv to begin anew") from error
             for name, value in settings.items():
-                if held.get(name) != value:
-                    differs = f"with {name}={held.get(name)}, not {name}={value}"
+                if stored.get(name) != value:
+                    differs = f"with {name}={stored.get(name)}, not {name}={value}"
                     if name == "calibration":  # all scores, in one line
                         differs = "by the calibration scores of another version of the detector"
                     raise UserError(f"{folder}: holds a watch {differs}; give another out=DIR")
@@ -96,13 +96,13 @@ class WatchLog:
         """
         try:
             content = stored_bytes(self.images) if self.images.exists() else b""
-            whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):
-                self.images.write_bytes(whole)
-            if not whole:
+            complete = content[: content.rfind(b"\n") + 1]
+            if len(complete) < len(content):
+                self.images.write_bytes(complete)
+            if not complete:
                 self.append([])
                 return []
-            table = csv.DictReader(io.StringIO(whole.decode("utf-8", "surrogateescape"), newline=""))
+            table = csv.DictReader(io.StringIO(complete.decode("utf-8", "surrogateescape"), newline=""))
             rows = list(table)
             if tuple(table.fieldnames or ()) != COLUMNS:
                 raise ValueError("other columns")

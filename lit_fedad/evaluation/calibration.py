@@ -196,10 +196,7 @@ class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
         numbers = [
             torch.full_like(counts.bins, self.products.index(product)) for product, counts in answer.items()
         ]
-        columns = (
-            numbers,
-            *([getattr(counts, name) for counts in answer.values()] for name in ("bins", "counts")),
-        )
+        columns = (numbers, *([getattr(c, name) for c in answer.values()] for name in ("bins", "counts")))
         return {
             name: torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
             for name, parts in zip(("products", "bins", "counts"), columns, strict=True)

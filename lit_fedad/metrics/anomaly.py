@@ -156,12 +156,10 @@ class AnomalyMetrics(MergeableMetric):
             setattr(self, name, getattr(self, name) + histogram.to(self.device))
 
     def _update_regions(self, maps: Tensor, regions: Sequence[Tensor] | None) -> None:
-        if regions is None or [region.shape[1:] for region in regions] != [
-            anomaly_map.shape for anomaly_map in maps
-        ]:
+        if regions is None or [region.shape[1:] for region in regions] != [scores.shape for scores in maps]:
             raise ValueError("spro needs regions [regions, H, W] of every image")
-        for anomaly_map, areas in zip(maps, regions, strict=True):
-            histogram = saturated_histogram(DEFAULT_BINS.index(anomaly_map), areas, DEFAULT_BINS.count)
+        for scores, areas in zip(maps, regions, strict=True):
+            histogram = saturated_histogram(DEFAULT_BINS.index(scores), areas, DEFAULT_BINS.count)
             self.saturated = self.saturated + histogram.to(self.device)
 
 

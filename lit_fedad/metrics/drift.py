@@ -104,18 +104,11 @@ class DriftTest:
         ]
 
     def _step(self, p_value: float) -> Step:
-        top_probability = (self._top + 1) / len(self._seen)
-        top = p_value <= top_probability < 1
+        q = (self._top + 1) / len(self._seen)
+        top = p_value <= q < 1
         self._top += top
         payoffs = [1 + slope * (p_value - 0.5) for slope in _SLOPES]
-        payoffs += [
-            1.0
-            if top_probability == 1
-            else stake / top_probability
-            if top
-            else (1 - stake) / (1 - top_probability)
-            for stake in _STAKES
-        ]
+        payoffs += [1.0 if q == 1 else stake / q if top else (1 - stake) / (1 - q) for stake in _STAKES]
         bets = [
             ((1 - _JUMP) * wealth + _JUMP / len(payoffs)) * payoff
             for payoff, wealth in zip(payoffs, self._wealth, strict=True)

@@ -22,7 +22,7 @@ async def hello(scope, receive, send):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(connections, "MOST", 8)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
     monkeypatch.setattr(connections, "HEAD_S", 0.5)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(hello, http=connections.PatientProtocol, lifespan="off", log_level="error")

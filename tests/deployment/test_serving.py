@@ -354,12 +354,12 @@ def test_the_operators_page_passes_over_exports_of_other_formats(tmp_path):
 
 def test_the_operators_page_says_that_a_score_is_no_number(tmp_path, monkeypatch):
     tiny_detector(tmp_path / "export" / "client_0")
-    whole = ServedDetector._words
+    whole = ServedDetector._entries
 
     def words(self, outputs):
         return whole(self, {**outputs, "image_score": np.float32("nan")})
 
-    monkeypatch.setattr(ServedDetector, "_words", words)
+    monkeypatch.setattr(ServedDetector, "_entries", words)
     assert "score that is no number" in trial(tmp_path)(png(), "a.png")[-1]
 
 

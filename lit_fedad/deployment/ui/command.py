@@ -54,7 +54,7 @@ def ui(
     """
     within("ui", 0, 65535, port=port)
     view = RunView.open(run)
-    # Read by Gradio when it is imported: nothing is reported anywhere, and copies of pictures go with this process.
+    # Gradio reads these when it is imported: it reports nothing, and copies of pictures are removed with this process.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with tempfile.TemporaryDirectory() as copies:
         os.environ["GRADIO_TEMP_DIR"] = copies
@@ -111,13 +111,13 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         except RefusedError as error:
             raise UserError(f"{name}: {error.reason}") from error
         heatmap = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None
-        words = verdict.words
-        doubt = f"; it {words['caution']}" if "caution" in words else ""
-        if "class" in words:
-            sentence = f"**{escaped(words['class'])}** ({words['probability']:.3f})"
+        answer = verdict.words
+        caution = f"; it {answer['caution']}" if "caution" in answer else ""
+        if "class" in answer:
+            sentence = f"**{escaped(answer['class'])}** ({answer['probability']:.3f})"
         else:
-            score = "that is no number" if words["score"] is None else f"{words['score']:.4g}"
-            sentence = f"**{words['decision']}**, score {score}, {p_value_text(words['p_value'])}"
-        return verdict.image, heatmap, f"{sentence}, by {escaped(detector.sheet.name)}{doubt}"
+            score = "that is no number" if answer["score"] is None else f"{answer['score']:.4g}"
+            sentence = f"**{answer['decision']}**, score {score}, {p_value_text(answer['p_value'])}"
+        return verdict.image, heatmap, f"{sentence}, by {escaped(detector.sheet.name)}{caution}"
 
     return attempt

@@ -37,12 +37,12 @@ from lit_fedad.report.html import escaped
 from lit_fedad.report.naming import p_value_text
 
 Try = Callable[[bytes, str], tuple[Any, Any, str]]
-"""Scores the content of a file of a name: the image as it was scored, its heatmap, and what is said of it."""
+"""Maps content and name of a file to the image as it was scored, its heatmap, and a sentence about it."""
 
 Saved = list[list[int]]
-"""Versions that were saved in a browser, the last one last: which each replaced, and its own number."""
+"""Versions that were saved in a browser, oldest first: the number of the version that each replaced, and its own."""
 
-_SHOWN = 48
+_MAX_PICTURES = 48
 _ALL, _NONE = "any", "none"
 _WORST, _NEAR = "most anomalous", "called normal, nearest to the threshold"
 _CHOOSE = "Choose an image."
@@ -83,7 +83,7 @@ class OperatorPage:
             with gr.Tab("Try"):
                 self._try()
         for event in page.fns.values():
-            event.fn = _told(event.fn)
+            event.fn = _telling_errors(event.fn)
         return page
 
     def _health(self) -> str:
@@ -98,7 +98,7 @@ class OperatorPage:
         )
         rules = view.rules()
         silent = [view.names.title(n) for n, rule in rules.items() if not math.isfinite(rule.threshold)]
-        products = (None, *view.products())  # images of one may promise another rate than all together
+        products = (None, *view.products())  # decisions about one product may promise another rate
         rates = sorted({view.shipped(client, product).alpha for client in rules for product in products})
         promised = "".join(f"{rate:g}" for rate in rates[:1])
         promised += "".join(f" to {rate:g}, by client and product" for rate in rates[1:][-1:])
@@ -291,7 +291,7 @@ class OperatorPage:
         file.change(score, file, [original, heatmap, words])
 
     def _exported(self) -> str:
-        """Says what is needed before an image can be tried; at each visit."""
+        """Says at each visit what is needed before an image can be tried; nothing if nothing is."""
         if onnx_exports(self.view.path):
             return ""
         run = shell_word(f"run={self.view.path}")
@@ -304,28 +304,28 @@ class OperatorPage:
     def _pictured(self, table: str, how: str) -> list[ScoredFile]:
         """Lists images with a heatmap: the most anomalous, or of those called normal the nearest to the threshold."""
         chosen = (image for image in self._scored(table) if how == _WORST or image.decision == "normal")
-        return list(islice((image for image in chosen if image.heatmap), _SHOWN))
+        return list(islice((image for image in chosen if image.heatmap), _MAX_PICTURES))
 
     def _lamp(self, table: str) -> str:
-        """Says whether the images of a table drift, or else of another; empty where none are watched."""
+        """Says whether the images of a table, or else of another table, drift; empty where none are watched."""
         tables = self.view.tables()
         watched = [tables[table], *tables.values()] if table in tables else list(tables.values())
-        found = next((row for row in map(drift, watched) if row), None)
-        if found is None:
+        summary = next((row for row in map(drift, watched) if row), None)
+        if summary is None:
             return ""
-        if alarms := found["alarms"]:
+        if alarms := summary["alarms"]:
             return _light("#D55E00", "Drift", f"alarms: {len(alarms)}, first at image {alarms[0]}.")
-        if not found["images"]:
+        if not summary["images"]:
             return _light("#E69F00", "No image watched yet", "")
-        near = found["psi"] > found["psi_limit"]
+        near = summary["psi"] > summary["psi_limit"]
         lamp = ("#E69F00", "Images may be changing") if near else ("#009E73", "No drift")
-        psi = f"PSI {found['psi']:.2f}, below {found['psi_limit']:.2f} without drift"
-        watched_images = f"{found['images']:g} images watched"
-        return _light(*lamp, f"{watched_images}; {psi}; KS p-value {found['ks_p_value']:.2g}.")
+        psi = f"PSI {summary['psi']:.2f}, below {summary['psi_limit']:.2f} without drift"
+        watched_images = f"{summary['images']:g} images watched"
+        return _light(*lamp, f"{watched_images}; {psi}; KS p-value {summary['ks_p_value']:.2g}.")
 
 
-def _told(action: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the page tell what a user can mend, of which it else says no more than that there was an error."""
+def _telling_errors(action: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the page show what a `UserError` says; Gradio would only show that there was an error."""
 
     @wraps(action)
     def attempt(*given: Any) -> Any:
@@ -338,7 +338,7 @@ def _told(action: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plain(text: str) -> str:
-    """Escapes a text for Markdown, which else loads pictures from anywhere: names in a run may be a stranger's."""
+    """Escapes a text for Markdown, which could load pictures from anywhere: names in a run may be a stranger's."""
     return escaped(printable(text))
 
 
@@ -353,7 +353,7 @@ def _named(product: str) -> str | None:
 
 
 def _panel(label: str) -> gr.Image:
-    """A place for a picture, which is seen once it holds one (`_filled`)."""
+    """Creates a place for a picture, which is visible once it holds one (`_filled`)."""
     return gr.Image(
         label=label,
         interactive=False,
@@ -378,7 +378,7 @@ def _original(path: Path, page: int | None) -> Any:
 
 
 def _light(colour: str, state: str, text: str) -> str:
-    """A lamp as HTML; colours of Okabe and Ito (2008)."""
+    """Writes a lamp as HTML; colours are those of Okabe and Ito (2008)."""
     return (
         f'<span style="color:{colour};font-size:1.4em">&#9679;</span> <b>{escape(state)}</b> {escape(text)}'
     )
@@ -394,5 +394,5 @@ def _table(title: str, rows: Sequence[Row]) -> None:
 
 
 def _pictures(images: Sequence[ScoredFile]) -> list[tuple[str, str]]:
-    """Heatmaps, which show their p-values, and the decision on each."""
+    """Lists heatmaps, which show their p-values, and the decision on each."""
     return [(str(image.heatmap), image.decision) for image in images]

@@ -25,9 +25,9 @@ from lit_fedad.sites.status import STATUS, read_status
 
 Row = dict[str, Any]
 
-_MOST_ROWS = 200_000
+_MAX_ROWS = 200_000
 _BINS = 40
-_LARGEST_SCORE = float(np.finfo(np.float32).max)  # no detector has more; between larger ones lie no bins
+_MAX_SCORE = float(np.finfo(np.float32).max)  # detectors give no more, and bins need finite widths
 
 
 def histogram_svg(rows: Sequence[Row], threshold: float) -> str:
@@ -85,7 +85,7 @@ class RunView:
         calibration = folder.calibration() if calibrated else None
         page = folder.config()["image"].get("page")
         view = cls(folder.path, result, status, calibration, page)
-        try:  # a folder may come from anybody: what does not hold is told now, and by no traceback of the page
+        try:  # a folder may come from anybody: wrong content is told now, not by a traceback of the page
             _ = view.title, view.curves(), view.rounds(), view.sites(), view.troubles()
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UserError(
@@ -100,7 +100,7 @@ class RunView:
         return RunFolder(self.path).home.version(None).alpha()
 
     def check_default(self) -> None:
-        """Refuses a default version of other calibration scores, such as an update's: its thresholds are not these.
+        """Refuses a default version with other calibration scores, such as an update: it has other thresholds.
 
         Raises:
             UserError: If it has such scores, or the run cannot be read any more.
@@ -141,8 +141,8 @@ class RunView:
         if not result:
             return []
         lost = [result[name] for name in ("failures", "refused", "unscored")]
-        names = result.get("exchange_names", [""] * len(result["exchanges"]))  # runs of before lack them
-        columns = (result[n] for n in ("exchanges", "bytes_up", "bytes_down", "seconds_per_round"))
+        names = result.get("exchange_names", [""] * len(result["exchanges"]))  # earlier runs lack them
+        columns = (result[column] for column in ("exchanges", "bytes_up", "bytes_down", "seconds_per_round"))
         return [
             {
                 "round": str(number) if number > 0 else f"set-up {name}".rstrip(),
@@ -160,13 +160,13 @@ class RunView:
             return [
                 {
                     "site": name,
-                    "rounds": own["rounds"],
-                    "last round": own["last_round"],
-                    "up": human_bytes(own["bytes_up"]),
-                    "down": human_bytes(own["bytes_down"]),
-                    "false alarms": _share(own["false_alarm_rate"]),
+                    "rounds": site["rounds"],
+                    "last round": site["last_round"],
+                    "up": human_bytes(site["bytes_up"]),
+                    "down": human_bytes(site["bytes_down"]),
+                    "false alarms": _share(site["false_alarm_rate"]),
                 }
-                for name, own in self.status["sites"].items()
+                for name, site in self.status["sites"].items()
             ]
         sizes = self.result.get("partition", {}).get("sizes", [])
         last = self.result.get("last", {})
@@ -183,7 +183,7 @@ class RunView:
     def troubles(self) -> list[Row]:
         """Lists failures and refusals: round, site and cause."""
         if self.status:
-            pairs = [(name, text) for name, own in self.status["sites"].items() for text in own["troubles"]]
+            pairs = [(name, text) for name, site in self.status["sites"].items() for text in site["troubles"]]
             parts = [(name, *text.removeprefix("round ").partition(": ")[::2]) for name, text in pairs]
             return [{"round": number, "site": name, "cause": cause} for name, number, cause in parts]
         return [
@@ -191,7 +191,7 @@ class RunView:
             for kind in ("failures", "refused", "unscored")
             for number, causes in self.result.get(kind, {}).items()
             for client, cause in (
-                causes.items() if isinstance(causes, Mapping) else [(c, kind) for c in causes]
+                causes.items() if isinstance(causes, Mapping) else [(client, kind) for client in causes]
             )
         ]
 
@@ -245,7 +245,7 @@ class ScoredFile:
     def heatmap(self) -> Path | None:
         """File of its heatmap, which must lie beside the table; None if there is none.
 
-        It is looked for here, since a table may have many thousands of rows, and few are shown.
+        The file is looked for only here: a table may have many thousands of rows, of which few are shown.
         """
         if self.table is None or not self.drawn:
             return None
@@ -263,7 +263,7 @@ def read_scored(table: Path) -> list[ScoredFile]:
         UserError: If it is no such table.
     """
     try:
-        rows = islice(written_rows(table), _MOST_ROWS)
+        rows = islice(written_rows(table), _MAX_ROWS)
         images = [
             ScoredFile(
                 row["path"],
@@ -290,31 +290,31 @@ def histogram(counts: ScoreCounts, seen: Sequence[float], threshold: float) -> l
         threshold: Score above which images raise an alarm: no bin lies on both sides.
 
     Returns:
-        Rows of the middle of a bin, its share of the images, and which images they are.
+        Rows with the middle of a bin, its share of the images, and which images these are.
     """
     edges, weights = counts.edges.double().numpy(), counts.counts.numpy()
-    fresh = np.asarray([score for score in seen if abs(score) <= _LARGEST_SCORE])
-    values = np.concatenate([edges, fresh])
+    new_scores = np.asarray([score for score in seen if abs(score) <= _MAX_SCORE])
+    values = np.concatenate([edges, new_scores])
     if not values.size:
         return []
-    limits = np.histogram_bin_edges(values, _BINS)
-    if limits[0] < threshold < limits[-1]:
-        limits = np.unique(np.append(limits, threshold))
-    middles = (limits[:-1] + limits[1:]) / 2
+    bin_edges = np.histogram_bin_edges(values, _BINS)
+    if bin_edges[0] < threshold < bin_edges[-1]:
+        bin_edges = np.unique(np.append(bin_edges, threshold))
+    middles = (bin_edges[:-1] + bin_edges[1:]) / 2
     rows: list[Row] = []
-    for name, scores, weight in (("calibration", edges, weights), ("new images", fresh, None)):
+    for name, scores, weight in (("calibration", edges, weights), ("new images", new_scores, None)):
         if scores.size:
-            held, _ = np.histogram(scores, limits, weights=weight)
+            bin_counts, _ = np.histogram(scores, bin_edges, weights=weight)
             rows += [
-                {"score": float(middle), "share": float(part / held.sum()), "images": name}
-                for middle, part in zip(middles, held, strict=True)
-                if part
+                {"score": float(middle), "share": float(count / bin_counts.sum()), "images": name}
+                for middle, count in zip(middles, bin_counts, strict=True)
+                if count
             ]
     return rows
 
 
 def false_alarm_rate(counts: ScoreCounts, threshold: float) -> float:
-    """Computes the share of normal images that raise an alarm at a threshold, at most.
+    """Computes the largest share of normal images that raise an alarm at a threshold.
 
     Args:
         counts: Calibration scores.
@@ -346,7 +346,7 @@ def slider_ends(rule: DecisionRule) -> tuple[float, float, float]:
     high = highest + abs(highest) / 2  # scores may be below 0
     step = slider_step(low, high)
     value = rule.threshold if math.isfinite(rule.threshold) else highest
-    # Up to the next step: no calibration image that lies below the threshold comes to lie above.
+    # Rounded up to the next step, so that no calibration image below the threshold comes to lie above it.
     low, value, high = math.floor(low / step), math.ceil(value / step), math.ceil(high / step)
     return round(low * step, 10), round(high * step, 10), round(value * step, 10)
 
@@ -371,7 +371,7 @@ def drift(table: Path) -> Row | None:
     try:
         summary = plain_json(stored_text(path))
         alarms = [int(number) for number in summary["alarms"]]
-        # Of no image there are no statistics: null.
+        # Without images there are no statistics: they are null.
         statistics = {name: summary[name] for name in ("images", "psi", "psi_limit", "ks_p_value")}
         row = {name: math.nan if value is None else float(value) for name, value in statistics.items()}
     except (OSError, ValueError, TypeError, KeyError) as error:

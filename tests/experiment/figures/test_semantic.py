@@ -307,7 +307,7 @@ def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, draw
     monkeypatch.setattr(
         density_privacy, "density_privacy", lambda *args: given.append(args) or original(*args)
     )
-    monkeypatch.setattr(density_privacy, "_RAW_EACH", 10)
+    monkeypatch.setattr(density_privacy, "_MAX_IMAGES_EACH", 10)
     report = density_privacy.report_privacy(federation, data, fabric, tmp_path)
     means, covariances, raw, _ = given[0]
     federation.ask(federation.rounds, LocalQuery("client", lambda client, _: client), [0])
