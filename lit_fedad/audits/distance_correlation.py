@@ -205,7 +205,9 @@ def report_privacy(
         )
     rows = {"shared": measured.names.index("shared densities"), "noise": measured.names.index("Gaussian 1")}
     return {
-        f"{of}_raw_{name}": float(table[0, row]) for of, row in rows.items() for name, table in tables.items()
+        f"{label}_raw_{name}": float(table[0, row])
+        for label, row in rows.items()
+        for name, table in tables.items()
     }
 
 

@@ -98,17 +98,19 @@ class Jury:
         self.name = f"{OWN_NAME}, weights {weights}"
         self.backbone = create_backbone(OWN_NAME, (1, 2, 3), weights)
         clients, classes = run.data.partition.clients, [sample.category for sample in run.data.images.train]
-        wanted = {classes[index] for index in clients[client]}
+        held_classes = {classes[index] for index in clients[client]}
         others = [index for number, images in enumerate(clients) if number != client for index in images]
-        alike = [index for index in others if classes[index] in wanted]
-        chosen = (alike or others)[:: max(1, len(alike or others) // _MAX_CANDIDATES)][:_MAX_CANDIDATES]
+        same_class = [index for index in others if classes[index] in held_classes]
+        chosen = (same_class or others)[:: max(1, len(same_class or others) // _MAX_CANDIDATES)][
+            :_MAX_CANDIDATES
+        ]
         own, their_images = private_images(run, client), pixels(run, chosen)
         # Images that others hold too tell nothing: each would always be nearest to itself, among the client's.
         own_bytes = {image.numpy().tobytes() for image in own}
         is_foreign = [image.numpy().tobytes() not in own_bytes for image in their_images]
         their_images = their_images[torch.tensor(is_foreign, dtype=torch.bool)]
         self.own, self.others = self.features(own), self.features(their_images)
-        kinds = "of its classes" if alike else "of other classes, which alone may tell them apart"
+        kinds = "of its classes" if same_class else "of other classes, which alone may tell them apart"
         self.candidates = f"{len(self.own)} of the client and {len(self.others)} of others, {kinds}"
 
     @torch.no_grad()
@@ -167,11 +169,11 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
         return
     run = attack.run
     with run.display.progress("Positive controls") as progress:
-        one = private[order[:1]]
+        one_image = private[order[:1]]
         with torch.no_grad():
-            features = attack.encode(one.to(run.fabric.device))[0]
+            features = attack.encode(one_image.to(run.fabric.device))[0]
         yield Control(
-            "one image, by position", attack.search_features(features, True, 1, progress).images, one
+            "one image, by position", attack.search_features(features, True, 1, progress).images, one_image
         )
         positions = torch.tensor(run.data.partition.clients[attack.client])
         for size in (size for size in BANKS if size <= len(private)):
@@ -276,18 +278,19 @@ def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
     reached, by_control = judge(reconstructed.images, private), judge(control.images, private)
     names = [f"client {attack.client}", f"control (client {attack.control})"]
     judged = zip((*names, "mean image"), (reached, by_control, judge(mean, private)), strict=True)
-    summaries = {name: one.summary(mean) for name, one in judged}
+    summaries = {name: result.summary(mean) for name, result in judged}
     jury = Jury(run, attack.client)
     identified = {
-        name: jury.identify(one.images) for name, one in zip(names, (reconstructed, control), strict=True)
+        name: jury.identify(result.images)
+        for name, result in zip(names, (reconstructed, control), strict=True)
     }
     easier = [
         {
-            "control": one.name,
-            **jury.identify(one.images, one.true),
-            **judge(one.images, one.true).summary(mean),
+            "control": result.name,
+            **jury.identify(result.images, result.true),
+            **judge(result.images, result.true).summary(mean),
         }
-        for one in positive_controls(attack, private)
+        for result in positive_controls(attack, private)
     ]
     positions = run.data.partition.clients[attack.client]
     report = {

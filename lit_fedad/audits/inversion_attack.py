@@ -199,13 +199,15 @@ class Attack:
             )
         )
 
-    def encode(self, shown: Tensor) -> Tensor:
+    def encode(self, images: Tensor) -> Tensor:
         """Computes the features of images in [0, 1], differentiably."""
-        return self.bank.encode(self._normalise()(shown).contiguous(memory_format=torch.channels_last))
+        return self.bank.encode(self._normalise()(images).contiguous(memory_format=torch.channels_last))
 
     def _best(self, search: Callable[[torch.Generator], Inversion]) -> Inversion:
         """Searches as often as `restarts` says, and returns the result with the lowest last loss."""
-        starts = (generator(self.options.seed, "inversion", again) for again in range(self.options.restarts))
+        starts = (
+            generator(self.options.seed, "inversion", restart) for restart in range(self.options.restarts)
+        )
         return min(map(search, starts), key=lambda attempt: attempt.losses[-1])
 
     def _invert_weights(self, number: int, progress: Progress) -> Inversion:
@@ -234,10 +236,10 @@ class Attack:
         update = [-gradient for gradient in torch.autograd.grad(loss, list(trained.values()))]
         return self._search_gradient(trained, update, batch["label"], 1, progress)
 
-    def _trained(self, known: Collection[str]) -> dict[str, Parameter]:
+    def _trained(self, names: Collection[str]) -> dict[str, Parameter]:
         """Lists known weights that logits depend on, unlike MOON's projection; sets the task to training mode."""
         task = self.run.model.task.train()  # batch normalisation uses the statistics of the batch
-        named = {name: weight for name, weight in task.named_parameters() if name in known}
+        named = {name: weight for name, weight in task.named_parameters() if name in names}
         logits = self.weights.logits(self._normalise()(torch.zeros(self._shape(2), device=task.device)))
         slopes = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
         return {name: named[name] for name, slope in zip(named, slopes, strict=True) if slope is not None}

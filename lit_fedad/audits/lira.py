@@ -27,8 +27,8 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         float64 [n].
     """
-    logits, at = logits.double(), labels.unsqueeze(1)
-    return logits.gather(1, at).squeeze(1) - logits.scatter(1, at, -torch.inf).logsumexp(1)
+    logits, index = logits.double(), labels.unsqueeze(1)
+    return logits.gather(1, index).squeeze(1) - logits.scatter(1, index, -torch.inf).logsumexp(1)
 
 
 def likelihood_ratios(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def exchangeable_scores(phi: Tensor, trained_on: Tensor) -> Tensor:
     """
     pair = torch.arange(len(phi)) // 2
     others = [pair != attacked_pair for attacked_pair in pair]
-    ratios = [likelihood_ratios(phi[j], phi[rest], trained_on[rest]) for j, rest in enumerate(others)]
+    ratios = [likelihood_ratios(phi[j], phi[mask], trained_on[mask]) for j, mask in enumerate(others)]
     return torch.stack(ratios)
 
 

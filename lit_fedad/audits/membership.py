@@ -127,23 +127,23 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
 
 
 def _observe(
-    shadows: ShadowRuns, wanted: int, progress: Callable[[int, int], None]
+    shadows: ShadowRuns, needed: int, progress: Callable[[int, int], None]
 ) -> dict[int, dict[Side, Seen]]:
     """Plays pairs of shadow runs until enough have shown their messages; leaves out pairs of which noise hides one."""
     observed: dict[int, dict[Side, Seen]] = {}
-    for first in range(0, 2 * wanted, 2):
-        both: dict[int, dict[Side, Seen]] = {}
+    for first in range(0, 2 * needed, 2):
+        pair: dict[int, dict[Side, Seen]] = {}
         for number in (first, first + 1):
-            seen = shadows.play(number, _scaled_progress(progress, len(observed) + len(both), wanted))
+            seen = shadows.play(number, _scaled_progress(progress, len(observed) + len(pair), needed))
             if seen is None:
                 break
-            both[number] = seen
-        if len(both) == 2:
-            observed |= both
-        if len(observed) == wanted:
+            pair[number] = seen
+        if len(pair) == 2:
+            observed |= pair
+        if len(observed) == needed:
             return observed
     raise UserError(
-        f"{shadows.home}: the noise hides the images of too many shadow runs: {len(observed)} of {2 * wanted} are left;"
+        f"{shadows.home}: the noise hides the images of too many shadow runs: {len(observed)} of {2 * needed} are left;"
         " attack a run of more images or of a larger epsilon"
     )
 
@@ -167,7 +167,11 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen]) -> dict[str, dict[
     shown = [(exchange, by_client) for seen in observed.values() for exchange, by_client in seen.items()]
     for kind in COLUMNS:
         sums: dict[int, Tensor] = {}
-        showing = {exchange for exchange, by_client in shown if any(kind in of for of in by_client.values())}
+        showing = {
+            exchange
+            for exchange, by_client in shown
+            if any(kind in statistics for statistics in by_client.values())
+        }
         exchanges = sorted(showing, key=_order)
         for exchange in exchanges:
             stacked = {c: _stacked([*observed.values()], exchange, c, kind) for c in shadows.clients}
@@ -234,20 +238,22 @@ def _numbers(report: MembershipReport) -> dict[str, float]:
 
 def _stacked(observed: Sequence[Seen], exchange: str, client: int, kind: str) -> Tensor | None:
     """Joins a client's statistics over shadow runs [J, n, d]; NaN where a run shows none, None where all do."""
-    tensors = [one.get(exchange, {}).get(client, {}).get(kind) for one in observed]
+    tensors = [entry.get(exchange, {}).get(client, {}).get(kind) for entry in observed]
     present = [tensor for tensor in tensors if tensor is not None]
     if not present:
         return None
-    return torch.stack([torch.full_like(present[0], torch.nan) if one is None else one for one in tensors])
+    return torch.stack(
+        [torch.full_like(present[0], torch.nan) if entry is None else entry for entry in tensors]
+    )
 
 
 def _add(sums: dict[int, Tensor], scores: Mapping[int, Tensor]) -> None:
     """Adds log-likelihood ratios up; a missing one counts as 0, and the sum is missing where all are."""
     for client, ratios in scores.items():
-        before = sums.get(client)
-        both = ratios if before is None else before.nan_to_num(0.0) + ratios.nan_to_num(0.0)
-        missing = ratios.isnan() if before is None else ratios.isnan() & before.isnan()
-        sums[client] = torch.where(missing, torch.nan, both)
+        previous = sums.get(client)
+        total = ratios if previous is None else previous.nan_to_num(0.0) + ratios.nan_to_num(0.0)
+        missing = ratios.isnan() if previous is None else ratios.isnan() & previous.isnan()
+        sums[client] = torch.where(missing, torch.nan, total)
 
 
 def _attacked(

@@ -97,8 +97,8 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
     chance = [curve.metrics(member, plain) for member in permuted]
 
     def estimate(name: str) -> Estimate:
-        low, high = np.nanquantile([one[name] for one in drawn], [0.025, 0.975])
-        by_chance = [one[name] for one in chance]
+        low, high = np.nanquantile([entry[name] for entry in drawn], [0.025, 0.975])
+        by_chance = [entry[name] for entry in chance]
         return Estimate(
             reached[name],
             float(low),
@@ -124,9 +124,9 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
             for client, row in zip(attacked, areas, strict=True)
             if not np.isnan(row).all()
         },
-        {client: one.scores.shape[1] for client, one in attacked.items()},
+        {client: entry.scores.shape[1] for client, entry in attacked.items()},
         {
-            name: (value, float(np.mean([one[name] for one in chance_measures])))
+            name: (value, float(np.mean([entry[name] for entry in chance_measures])))
             for name, value in measures.items()
         },
     )
@@ -184,10 +184,10 @@ class _Table:
         """Draws how often each row counts: as often as its pair of models times as often as its example."""
         pairs, examples = self.model // 2, self.example
 
-        def times(of: NDArray[np.int64]) -> NDArray[np.int64]:
-            values = np.unique(of)
+        def times(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+            values = np.unique(numbers)
             drawn = np.bincount(rng.choice(values, len(values)), minlength=values.max() + 1)
-            return drawn[of]
+            return drawn[numbers]
 
         return (times(pairs) * times(examples)).astype(float)
 

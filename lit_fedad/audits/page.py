@@ -59,8 +59,8 @@ def write_page(run: FinishedRun, outcome: Outcome | None = None) -> None:
     home.mkdir(exist_ok=True)
     files = [home / f"{_STEM}.html", home / f"{_STEM}.md"]
     for file, text in zip(files, (render_html(page), render_markdown(page, _STEM)[0]), strict=True):
-        with atomic(file) as part:
-            part.write_text(text)
+        with atomic(file) as partial:
+            partial.write_text(text)
     if outcome is None:
         run.display.note(page.summary)
         for section in page.sections:
@@ -68,14 +68,16 @@ def write_page(run: FinishedRun, outcome: Outcome | None = None) -> None:
             run.display.blocks(section.blocks)
     else:
         run.display.blocks([_TABLES[outcome.attack](outcome.content)])
-    metrics = {"privacy/bytes_up": float(sum(sum(one.bytes_up.values()) for one in run.federation.history))}
+    metrics = {
+        "privacy/bytes_up": float(sum(sum(report.bytes_up.values()) for report in run.federation.history))
+    }
     written = [] if outcome is None else outcome.files
     if outcome is not None:
         metrics |= outcome.metrics
     delivery = amend(run.folder.path, metrics, run.folder.config()["rounds"], [*written, *files], "privacy")
     run.display.unsent(delivery.kept, run.folder.path)
-    places = [("written", str(file)) for file in written]
-    run.display.where_next([*places, ("page", str(files[0]))])
+    written_lines = [("written", str(file)) for file in written]
+    run.display.where_next([*written_lines, ("page", str(files[0]))])
 
 
 def privacy_page(run: FinishedRun) -> Page:
@@ -102,8 +104,10 @@ def _last_metrics(result: Mapping[str, Any]) -> str:
     """Writes the mean metrics of the last round, which tell what the defences cost."""
     last = result.get("last") or {}
     metrics = {name: last[name]["mean"] for name in _METRICS if isinstance(last.get(name), dict)}
-    known = {name: value for name, value in metrics.items() if value is not None}
-    return ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in known.items()) or "not evaluated"
+    measured = {name: value for name, value in metrics.items() if value is not None}
+    return (
+        ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in measured.items()) or "not evaluated"
+    )
 
 
 def form(spec: TensorSpec) -> str:
@@ -181,11 +185,11 @@ def _correlation(result: Mapping[str, Any]) -> Grid:
 
 def _membership(result: Mapping[str, Any]) -> Grid:
     lines = []
-    for one in result["findings"]:
-        report = one["report"]
+    for finding in result["findings"]:
+        report = finding["report"]
         mean, deviation = report["auc_of_models"]
         rates = [report["tpr"][name] for name in _RATES]
-        texts = [WHO[one["side"]], one["statistic"], f"{mean:.3f} +- {deviation:.3f}"]
+        texts = [WHO[finding["side"]], finding["statistic"], f"{mean:.3f} +- {deviation:.3f}"]
         lines.append(Line.of([*texts, *map(_interval, (report["auc"], *rates))]))
     notes = [
         f"{result['shadows']} shadow runs, each attacked in turn; uploads: {result['uploads']}; all examples are"
@@ -206,14 +210,14 @@ def _membership(result: Mapping[str, Any]) -> Grid:
 
 
 def _inversion(result: Mapping[str, Any]) -> Grid:
-    rows = [(name, one, result["judged"][name]) for name, one in result["identified"].items()]
-    rows += [(f"positive control: {one['control']}", one, one) for one in result["positive_controls"]]
+    rows = [(name, entry, result["judged"][name]) for name, entry in result["identified"].items()]
+    rows += [(f"positive control: {entry['control']}", entry, entry) for entry in result["positive_controls"]]
     lines = []
-    for name, one, judged in rows:
+    for name, entry, judged in rows:
         texts = [
             name,
-            _interval({"value": one["top1"], **one}),
-            f"{median(one['ranks']):g}, {len(one['ranks'])}",
+            _interval({"value": entry["top1"], **entry}),
+            f"{median(entry['ranks']):g}, {len(entry['ranks'])}",
             f"{_decibel(judged['psnr'])}, {_decibel(judged['best_psnr'])}",
             f"{judged['ssim']:.2f}, {judged['best_ssim']:.2f}",
             _decibel(judged["psnr_to_mean_image"]),
@@ -264,17 +268,17 @@ def _defences(run: FinishedRun) -> Grid:
     rows = [
         ("secure sums", "on" if run.federation.summing is not None else "off", "the server sees sums alone")
     ]
-    for key, what in _MINIMUM.items():
+    for key, effect in _MINIMUM.items():
         if key in client:
-            rows.append((f"method.client.{key}", str(client[key]), what))
+            rows.append((f"method.client.{key}", str(client[key]), effect))
     if client.get("ranks") is not None:
         rows.append(
             ("method.client.ranks", str(client["ranks"]).lower(), "order of mean logits in place of them")
         )
     spent = "none" if budget is None else f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:.1g}"
-    known = budget is not None and not budget.get(
+    removable = budget is not None and not budget.get(
         "secret", True
     )  # with the run's files, the noise can be taken away
-    bound = "its seed is known: a measurement, no protection" if known else "a bound for any attack"
+    bound = "its seed is known: a measurement, no protection" if removable else "a bound for any attack"
     rows.append(("differential privacy", spent, f"noise: {bound}"))
     return Grid("", ["defence", "state", "what it does"], list(map(Line.of, rows)), texts=3)

@@ -93,7 +93,7 @@ class ShadowRuns:
     def trained_on(self, client: int, shadows: Iterable[int]) -> Tensor:
         """Returns whether each of J shadow runs is trained on each example of a client, bool [J, n]."""
         chosen = [split(self.cells, number, self.seed) for number in shadows]
-        return torch.tensor([[i in part for i in self.examples(client)] for part in chosen])
+        return torch.tensor([[i in training for i in self.examples(client)] for training in chosen])
 
     def play(self, shadow: int, on_visit: Callable[[int, int], None]) -> dict[Side, Seen] | None:
         """Plays a shadow run and computes statistics of all messages; keeps them in a file and plays once.
@@ -199,8 +199,8 @@ class _Observer(FederationCallback):
         """Writes all that was seen so far, so that an interrupted shadow run can go on; None where noise hid it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         seen = None if hidden else self.seen
-        with atomic(self.file) as part:
-            write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, part)
+        with atomic(self.file) as partial:
+            write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, partial)
 
     def _examples(self, client: int) -> DataLoader:
         return self.images.normal_loader(self.shadows.examples(client))

@@ -134,53 +134,53 @@ def sent_statistics(
         By the names of `COLUMNS`: float64 [n, statistics]. NaN where the upload says nothing about an example.
     """
     received, message = observe(federation, client), update.message
-    each = _Each(federation, examples)
+    compute = _OverBatches(federation, examples)
     exchange = federation.exchanges.at(federation.server.context)
     if isinstance(exchange, Noised):
         sums, clip = image_sums_of(exchange, federation.client), exchange.noise.clip
         assert sums is not None
-        return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
+        return {"sum": compute(lambda batch: sum_products(sums, clip, batch, message))}
     statistics = {}
     plain_sums = image_sums_of(exchange, federation.client)
     if message and plain_sums is not None and plain_sums.shapes().keys() == message.keys():
-        statistics["sum"] = each(lambda batch: sum_products(plain_sums, torch.inf, batch, message))
+        statistics["sum"] = compute(lambda batch: sum_products(plain_sums, torch.inf, batch, message))
     shown = evidence_of(federation).sent(federation.client, received, message)
-    statistics |= {kind: value for part in shown for kind, value in _statistic(part, each).items()}
+    statistics |= {kind: value for part in shown for kind, value in _statistic(part, compute).items()}
     if exchange.trains and any(isinstance(part, SharedModel) for part in shown):
         adversary_view(federation, client, update)
-        statistics["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
+        statistics["predictor"] = compute(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return statistics
 
 
 def received_statistics(federation: Federation, client: int, examples: DataLoader) -> dict[str, Tensor]:
     """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
     shown = evidence_of(federation).received(federation.client, observe(federation, client))
-    each = _Each(federation, examples)
-    statistics = {kind: value for part in shown for kind, value in _statistic(part, each).items()}
+    compute = _OverBatches(federation, examples)
+    statistics = {kind: value for part in shown for kind, value in _statistic(part, compute).items()}
     if any(isinstance(part, SharedModel) for part in shown):
-        statistics["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
+        statistics["predictor"] = compute(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return statistics
 
 
-def _statistic(shown: Shown, each: _Each) -> dict[str, Tensor]:
+def _statistic(shown: Shown, compute: _OverBatches) -> dict[str, Tensor]:
     """Computes the statistic of a message part, by its name in `COLUMNS`; none for a predictor."""
     match shown:
         case SharedBank(vectors, features):
-            return {"bank": each(lambda batch: bank_statistics(features(batch), vectors))}
+            return {"bank": compute(lambda batch: bank_statistics(features(batch), vectors))}
         case SharedMoments(mean, covariance, features):
             moments = Moments(1, mean, covariance)
-            return {"moments": each(lambda batch: moments_statistics(features(batch), moments))}
+            return {"moments": compute(lambda batch: moments_statistics(features(batch), moments))}
         case SharedSubspace(centre, basis, features):
-            return {"subspace": each(lambda batch: subspace_statistics(features(batch), centre, basis))}
+            return {"subspace": compute(lambda batch: subspace_statistics(features(batch), centre, basis))}
         case SharedPrototypes(means, classes, logits):
-            labels = each(lambda batch: batch["label"]).long()
-            return {"prototypes": prototype_scores(each(logits), labels, means, classes).unsqueeze(1)}
+            labels = compute(lambda batch: batch["label"]).long()
+            return {"prototypes": prototype_scores(compute(logits), labels, means, classes).unsqueeze(1)}
         case ChangedLayer(weight, bias, inputs, logits):
 
             def directions(batch: Batch) -> Tensor:
                 return update_directions(inputs(batch), logits(batch), batch["label"], weight, bias)
 
-            return {"update": each(directions).unsqueeze(1)}
+            return {"update": compute(directions).unsqueeze(1)}
     return {}
 
 
@@ -214,8 +214,8 @@ def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
     outside[0] = True
     squares = (((patches.double() - moments.mean) / scale) @ directions).square()
     residuals = squares[..., outside].sum(-1).sqrt()
-    whole = (squares / (variances + _OUTSIDE)).sum(-1).mean(1)
-    return -torch.stack([residuals.amax(1), residuals.mean(1), whole], 1)
+    mahalanobis = (squares / (variances + _OUTSIDE)).sum(-1).mean(1)
+    return -torch.stack([residuals.amax(1), residuals.mean(1), mahalanobis], 1)
 
 
 def sum_products(sums: ImageSums, clip: float, batch: Batch, released: Message) -> Tensor:
@@ -290,7 +290,7 @@ def update_directions(
     return (directions * (features.double() @ weight.double().T + bias.double())).sum(1) / length
 
 
-class _Each:
+class _OverBatches:
     """Computes a statistic of examples, batch by batch."""
 
     def __init__(self, federation: Federation, examples: DataLoader) -> None:

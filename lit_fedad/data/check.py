@@ -143,9 +143,9 @@ def _leaks(images: ImageSet, digests: Mapping[Path, bytes]) -> Iterator[Problem]
             )
 
 
-def _sizes(found: Mapping[str, Counts], official: Mapping[str, Counts]) -> Iterator[Problem]:
+def _sizes(counted: Mapping[str, Counts], official: Mapping[str, Counts]) -> Iterator[Problem]:
     """Yields categories without normal or anomalous test images, or whose sizes are not the official ones."""
-    for category, counts in found.items():
+    for category, counts in counted.items():
         if not counts.good:
             yield Problem(category, f"{category}: no normal test image")
         if not counts.anomalous:

@@ -129,9 +129,9 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
             else:
                 (dicom if form == "DICOM" else images).append(path)
     if not masks:
-        beside = _masks_beside(images, folder)
-        left_out.add("masks beside images, which need a folder of their own to be used", sorted(beside))
-        images = [path for path in images if path not in beside]
+        mask_files = _masks_beside(images, folder)
+        left_out.add("masks beside images, which need a folder of their own to be used", sorted(mask_files))
+        images = [path for path in images if path not in mask_files]
         _tell_namesakes(images)
     if not dicom:
         return images
@@ -147,10 +147,10 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
 def _tell_namesakes(images: Sequence[Path]) -> None:
     """Warns of images in one folder that only their suffix tells apart: one may be the mask of the other."""
     named = grouped((path.with_suffix(""), path) for path in images)
-    if twice := [paths for paths in named.values() if len(paths) > 1]:
-        first, second, *_ = twice[0]
+    if pairs := [paths for paths in named.values() if len(paths) > 1]:
+        first, second, *_ = pairs[0]
         warn_once(
-            f"{first.parent}: {first.name} and {second.name} count as two images ({len(twice)} such names); keep masks"
+            f"{first.parent}: {first.name} and {second.name} count as two images ({len(pairs)} such names); keep masks"
             " and copies in other folders"
         )
 

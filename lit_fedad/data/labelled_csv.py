@@ -107,10 +107,10 @@ def _label_counts(
 ) -> dict[str, Counter[str]]:
     """Counts the labels of every image; rows whose label is empty are left out, unless that label is named."""
     columns, rows = read_table(table)
-    if twice := [
+    if repeated := [
         name for name, count in Counter(columns).items() if count > 1 and name in (id_column, label_column)
     ]:
-        raise UserError(f"{table}: has two columns '{twice[0]}'; rename one")
+        raise UserError(f"{table}: has two columns '{repeated[0]}'; rename one")
     for key, column in (("id_column", id_column), ("label_column", label_column)):
         require_known(column, columns, f"{table}: no column '{column}' ({key})")
     counts: dict[str, Counter[str]] = {}

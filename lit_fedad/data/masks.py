@@ -51,10 +51,10 @@ def read_marks(path: Path, image_path: Path, page: int | None = None) -> Marks:
     for file in images_in(path) if path.is_dir() else [path]:
         mask = open_picture(file, page, alone=True)
         if mask.image.size != size:
-            how = ", as EXIF turns it" if turned and mask.image.size == size[::-1] else ""
+            remark = ", as EXIF turns it" if turned and mask.image.size == size[::-1] else ""
             raise UserError(
                 f"{file}: the mask is {mask.image.width}x{mask.image.height} but its image {image_path} is"
-                f" {size[0]}x{size[1]}{how}; save the mask at the size of the image"
+                f" {size[0]}x{size[1]}{remark}; save the mask at the size of the image"
             )
         parts.append(marked_pixels(mask, file))
         unsure |= turned and not mask.turned
@@ -116,26 +116,30 @@ def _brightness(mask: Picture, path: Path) -> tuple[np.ndarray, bool]:
         values = np.asarray(image)
         if values.ndim == 2:
             return values, False
-        shown, bright = values.max(axis=2), values >= 128
-        if shown.min() >= (128 if mask.lossy else 1) and (bright != bright[0, 0]).any():
+        brightest, bright = values.max(axis=2), values >= 128
+        if brightest.min() >= (128 if mask.lossy else 1) and (bright != bright[0, 0]).any():
             raise UserError(
                 f"{path}: the mask has colours and no black for what is normal; save it with 0 and 255"
             )
-        return shown, False
+        return brightest, False
     coloured = np.asarray(image.convert("RGBA"))
-    shown, opacity = coloured[..., :3].max(axis=2), coloured[..., 3]
-    if image.mode == "P" and len(np.unique(np.asarray(image))) > 1 and (shown.min() > 0 or not shown.any()):
+    brightest, opacity = coloured[..., :3].max(axis=2), coloured[..., 3]
+    if (
+        image.mode == "P"
+        and len(np.unique(np.asarray(image))) > 1
+        and (brightest.min() > 0 or not brightest.any())
+    ):
         raise UserError(
             f"{path}: the mask's palette has no black for what is normal, or nothing else; save it with 0 and 255"
         )
-    if opacity.min() < 255 and ((shown > 0) != ((shown > 0) & (opacity > 0))).any():
+    if opacity.min() < 255 and ((brightest > 0) != ((brightest > 0) & (opacity > 0))).any():
         raise UserError(
             f"{path}: the mask's colours mark other pixels than its transparency; save it without transparency, with"
             " 0 and 255"
         )
-    if opacity.min() < opacity.max() and not shown.any():
+    if opacity.min() < opacity.max() and not brightest.any():
         raise UserError(f"{path}: the mask marks by transparency; save it without, with 0 and 255")
-    return shown, image.mode == "P" and bool((shown != coloured[..., :3].min(axis=2)).any())
+    return brightest, image.mode == "P" and bool((brightest != coloured[..., :3].min(axis=2)).any())
 
 
 def resized_marks(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -295,9 +299,9 @@ def find_masks(
     masks: list[Path | None] = []
     owners: dict[Path, Path] = {}
     for image in images:
-        place = image.relative_to(root).parent if root else Path()
+        subfolder = image.relative_to(root).parent if root else Path()
         names = dict.fromkeys((f"{image.name}_mask", image.name, f"{image.stem}_mask", image.stem))
-        fits = [mask for name in names for mask in by_stem.get(place / name, ())]
+        fits = [mask for name in names for mask in by_stem.get(subfolder / name, ())]
         if len(fits) > 1:
             raise UserError(
                 f"{image}: has {len(fits)} masks, {fits[0]} and {fits[1].name}; keep one, or join them in one"
@@ -309,9 +313,9 @@ def find_masks(
             )
         masks.append(fits[0] if fits else None)
     if missing := [path for path, mask in zip(images, masks, strict=True) if mask is None]:
-        place = missing[0].relative_to(root).parent if root else Path()
+        subfolder = missing[0].relative_to(root).parent if root else Path()
         raise UserError(
-            f"{missing[0]}: no mask {folder / place / missing[0].stem}_mask.png"
+            f"{missing[0]}: no mask {folder / subfolder / missing[0].stem}_mask.png"
             f" ({len(missing)} of {len(images)} missing); add them, or remove the folder of masks"
         )
     for paths in by_stem.values():

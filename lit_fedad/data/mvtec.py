@@ -107,21 +107,21 @@ def _train_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]
 
 
 def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
-    inside = entries(folder / "test")
-    defects = [path for path in inside if path.is_dir()]
+    listed = entries(folder / "test")
+    defects = [path for path in listed if path.is_dir()]
     if not defects:
         raise UserError(
             f"{folder}: no folder test/good or test/<defect>; put the test images there (MVTec layout),"
             " or give data=auto, which keeps a share of train/good for tests"
         )
-    skipped.add("beside the folders of test", [path for path in inside if path not in defects])
+    skipped.add("beside the folders of test", [path for path in listed if path not in defects])
     for path in defects:
         if path.name != "good" and bare(path.name) in NORMAL:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
         masked_defect = masked_name(path.name)
         if path.name.casefold() in MASK_NAMES or masked_defect in [one.name for one in defects]:
-            place = folder / "ground_truth" / (masked_defect or "")
-            raise UserError(f"{path}: masks lie beside the folder test; move it to {place}")
+            expected = folder / "ground_truth" / (masked_defect or "")
+            raise UserError(f"{path}: masks lie beside the folder test; move it to {expected}")
     mask_root = folder / "ground_truth"
     samples = []
     for defect in defects:
@@ -135,7 +135,7 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
         ]
     names = {path.name for path in defects}
     parts = ("train", "test", "ground_truth")
-    beside = [path for path in entries(folder) if path.is_dir() and path.name not in parts]
-    skipped.add("beside train and test", beside)
+    ignored = [path for path in entries(folder) if path.is_dir() and path.name not in parts]
+    skipped.add("beside train and test", ignored)
     skipped.add("masks of no image", [path for path in entries(mask_root) if path.name not in names])
     return samples

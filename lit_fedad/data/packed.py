@@ -173,8 +173,8 @@ def packed_images(path: Path) -> Tensor:
         UserError: The file or its images are missing or damaged.
     """
     with _open(path) as arrays:
-        both = "train_images" in arrays or "train_jpeg" in arrays
-        return _images(path, "train_" if both else "", 3, arrays, "pack images under one of them")
+        has_parts = "train_images" in arrays or "train_jpeg" in arrays
+        return _images(path, "train_" if has_parts else "", 3, arrays, "pack images under one of them")
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,8 @@ def _decoded(path: Path, prefix: str, channels: Channels, arrays: NpzFile) -> Te
     if encoded.ndim != 1 or encoded.dtype != np.uint8:
         raise UserError(f"{path}: key '{prefix}jpeg' is {_described(encoded)}; give uint8 [bytes]")
     whole_numbers = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 1
-    places = [0, *(offsets.tolist() if whole_numbers else []), len(encoded)]
-    if not whole_numbers or places != sorted(places):
+    bounds = [0, *(offsets.tolist() if whole_numbers else []), len(encoded)]
+    if not whole_numbers or bounds != sorted(bounds):
         raise UserError(
             f"{path}: key '{prefix}offsets' is no rising list of places in {len(encoded)} bytes;"
             " give where each image starts, and the end"

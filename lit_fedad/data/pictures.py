@@ -116,8 +116,8 @@ def _sniff(head: bytes, path: Path | None = None) -> str | None:
     """Tells the format of a file by its first bytes, and by the suffix of its path where it has one."""
     if head[128:] == b"DICM":
         return "DICOM"
-    for form, places in _MAGIC.items():
-        if any(head[start : start + len(word)] == word for start, word in places):
+    for form, signatures in _MAGIC.items():
+        if any(head[start : start + len(word)] == word for start, word in signatures):
             return form
     # Old files lack the four letters.
     return "DICOM" if path is not None and path.suffix.lower() in DICOM_SUFFIXES else None

@@ -101,13 +101,13 @@ def join(
     ends = np.cumsum([0, *(len(images.train_images) for images in anomalies.values())])
     drawn = draw(int(ends[-1]), contaminants, "contaminants", seed)
     for number, (other, images) in enumerate(anomalies.items()):
-        chosen = drawn[(drawn >= ends[number]) & (drawn < ends[number + 1])] - ends[number]
-        tested = draw(len(images.test_images), test_per_set, "test_per_set", seed, other)
+        train_positions = drawn[(drawn >= ends[number]) & (drawn < ends[number + 1])] - ends[number]
+        test_positions = draw(len(images.test_images), test_per_set, "test_per_set", seed, other)
         label = len(normal.classes) + number
-        train_images.append(resized(images.train_images[chosen], height, width))
-        test_images.append(resized(images.test_images[tested], height, width))
-        train_labels.append(torch.full((len(chosen),), label))
-        test_labels.append(torch.full((len(tested),), label))
+        train_images.append(resized(images.train_images[train_positions], height, width))
+        test_images.append(resized(images.test_images[test_positions], height, width))
+        train_labels.append(torch.full((len(train_positions),), label))
+        test_labels.append(torch.full((len(test_positions),), label))
     return SemanticSet(
         name,
         (*normal.classes, *anomalies),

@@ -130,8 +130,8 @@ class LongTailedStages:
                 continue
             # In random order, because array_split puts larger shards first and, of few images, empty ones last.
             order = rng.permutation(len(holding))
-            for place, shard in zip(order, np.array_split(pile, len(holding)), strict=True):
-                holding[place].extend(shard.tolist())
+            for position, shard in zip(order, np.array_split(pile, len(holding)), strict=True):
+                holding[position].extend(shard.tolist())
         return stages
 
     def _equal_shards(self, piles: Sequence[np.ndarray], rng: np.random.Generator) -> list[list[list[int]]]:
@@ -232,9 +232,9 @@ def _assign(draws: int, size: int, classes: int, rng: np.random.Generator) -> li
     for _ in range(draws):
         drawn, remaining = remaining[:size], remaining[size:]
         if len(drawn) < size:
-            fresh = rng.permutation(classes)
-            missing = fresh[~np.isin(fresh, drawn)][: size - len(drawn)]
-            drawn, remaining = np.concatenate([drawn, missing]), fresh[~np.isin(fresh, missing)]
+            new_order = rng.permutation(classes)
+            missing = new_order[~np.isin(new_order, drawn)][: size - len(drawn)]
+            drawn, remaining = np.concatenate([drawn, missing]), new_order[~np.isin(new_order, missing)]
         sets.append(drawn)
     return sets
 

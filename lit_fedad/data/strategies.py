@@ -148,11 +148,11 @@ class DominantClass:
         return Partition.of_clients(np.concatenate(images) for images in indices_of)
 
 
-def _refuse_few(pile: np.ndarray, needed: int, what: str, image_set: Images) -> None:
+def _refuse_few(pile: np.ndarray, needed: int, kind: str, image_set: Images) -> None:
     """Refuses a pile of images that is smaller than clients need it."""
     if len(pile) < needed:
         raise UserError(
-            f"partition needs {needed} {what}, {image_set.name} has {len(pile)} left; change partition.size, clients,"
+            f"partition needs {needed} {kind}, {image_set.name} has {len(pile)} left; change partition.size, clients,"
             " dominant or contamination"
         )
 

@@ -87,7 +87,7 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
                 f" holds more than {left} of {len(pool)} normal ones; give one that tells more groups apart, or none"
             )
     train = tuple(sample for sample in images.train if sample in trained)
-    test = (*(one for one in images.train if one not in trained), *images.test)
+    test = (*(sample for sample in images.train if sample not in trained), *images.test)
     if not test:
         raise UserError(f"{images.name}: a single image cannot be trained on and tested; give at least two")
     return ImageSet(images.name, train, test)

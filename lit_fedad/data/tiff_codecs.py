@@ -120,9 +120,9 @@ def uncompressed(path: Path, page: int | None, alone: bool) -> BytesIO:
 
     with tifffile.TiffFile(path) as file:
         pages = [
-            one
+            candidate
             for number in range(len(file.pages))
-            if not (one := file.pages[number].aspage()).subfiletype & NO_PICTURE
+            if not (candidate := file.pages[number].aspage()).subfiletype & NO_PICTURE
         ]
         chosen = pages[chosen_page(len(pages), page, alone)]
         check_pixels(chosen.imagewidth, chosen.imagelength)

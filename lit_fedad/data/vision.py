@@ -127,8 +127,8 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
 def _count_unique(values: Iterable[Any]) -> Counter[Any]:
     """Counts values; refuses one that occurs more than once."""
     counts = Counter(values)
-    if twice := [value for value, count in counts.items() if count > 1]:
-        raise ValueError(f"image {twice[0]!r} is listed twice")
+    if repeated := [value for value, count in counts.items() if count > 1]:
+        raise ValueError(f"image {repeated[0]!r} is listed twice")
     return counts
 
 
@@ -370,7 +370,14 @@ def image_folder(file: Path, root: Path) -> Path:
     try:
         first_name = str(read_json(file)["images"][0]["file_name"])
         name = file.stem.removeprefix("instances_")
-        places = [file.parent, file.parent / "images", root / "images", root, file.parent.parent, root / name]
-        return next((folder for folder in places if (folder / first_name).is_file()), file.parent)
+        folders = [
+            file.parent,
+            file.parent / "images",
+            root / "images",
+            root,
+            file.parent.parent,
+            root / name,
+        ]
+        return next((folder for folder in folders if (folder / first_name).is_file()), file.parent)
     except (OSError, UserError, KeyError, TypeError, IndexError):
         return file.parent

@@ -228,14 +228,14 @@ def find_exported(run: str, client: int | str | None = None, version: int | None
     exported = {path.parent.name: path.parent for path in sorted((folder / "export").glob(f"*/{SHEET}"))}
     number = None if client is None else names.number(str(client))
     label = str(client) if number is None else names.label(number)
-    wanted = list(exported) if client is None else [f"client_{label}"]
-    if not exported or wanted[0] not in exported:
+    candidates = list(exported) if client is None else [f"client_{label}"]
+    if not exported or candidates[0] not in exported:
         name = "" if client is None else f" client={client}"
         raise UserError(
             f"{folder}: no exported detector{name}; first: lit-fedad export {shell_word(f'run={run}')}{name}"
         )
-    if len(wanted) > 1:
+    if len(candidates) > 1:
         raise UserError(
             f"{folder}: give client=N, one of {', '.join(name.removeprefix('client_') for name in exported)}"
         )
-    return exported[wanted[0]]
+    return exported[candidates[0]]

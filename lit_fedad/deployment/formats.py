@@ -164,13 +164,13 @@ def _network(model: Any) -> set[str]:
     What follows them is the detector's own: small differences of large numbers, for which coarse numbers will not do.
     """
     last = ("Convolution", "GroupConvolution", "Gelu")
-    waiting = [node for node in model.get_ordered_ops() if node.get_type_name() in last]
+    to_visit = [node for node in model.get_ordered_ops() if node.get_type_name() in last]
     names: set[str] = set()
-    while waiting:
-        node = waiting.pop()
+    while to_visit:
+        node = to_visit.pop()
         if node.get_friendly_name() not in names:
             names.add(node.get_friendly_name())
-            waiting.extend(value.get_source_output().get_node() for value in node.inputs())
+            to_visit.extend(value.get_source_output().get_node() for value in node.inputs())
     return names
 
 

@@ -140,7 +140,11 @@ def model_card(facts: Facts) -> str:
         names=facts.names,
         metadata=_metadata(facts),
         version=named_version(result),
-        metrics={n: own for n, own in result["last"].items() if n != "round" and own["mean"] is not None},
+        metrics={
+            name: values
+            for name, values in result["last"].items()
+            if name != "round" and values["mean"] is not None
+        },
         rule=facts.rules.get(facts.client),
         height=height,
         width=width,

@@ -275,10 +275,10 @@ class _Detect:
 
 def _named_after(name: str, ambiguous: bool = False) -> str:
     """Names a file after another; adds a hash where the name is too long or ambiguous, or browsers refuse it."""
-    shown = printable(name)
-    if shown == name and len(name.encode()) <= _MAX_NAME and not ambiguous:
+    printed = printable(name)
+    if printed == name and len(name.encode()) <= _MAX_NAME and not ambiguous:
         return name
-    shortened = shown.encode()[:_MAX_NAME].decode(errors="ignore")
+    shortened = printed.encode()[:_MAX_NAME].decode(errors="ignore")
     return f"{shortened}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
 
 

@@ -103,8 +103,8 @@ class Reviews:
         except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"reviews={file}: is no table of reviews ({one_line(error)})") from error
         if unknown := set(self._last_reviews.values()) - set(get_args(Review)):
-            known = ", ".join(get_args(Review))
-            raise UserError(f"reviews={file}: review {min(map(str, unknown))!r} is none of {known}")
+            allowed = ", ".join(get_args(Review))
+            raise UserError(f"reviews={file}: review {min(map(str, unknown))!r} is none of {allowed}")
 
     def counts(self) -> dict[str, int]:
         """Counts the images by their last review, without those whose review was withdrawn."""

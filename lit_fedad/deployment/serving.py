@@ -104,8 +104,8 @@ class Desk:
         content = bytearray()
         try:
             async with asyncio.timeout(self.limits.patience):
-                async for part in request.stream():
-                    content += part
+                async for chunk in request.stream():
+                    content += chunk
                     if len(content) > max_bytes:
                         raise too_large
         except TimeoutError:
@@ -190,8 +190,8 @@ def application(desk: Desk) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def elsewhere(request: Request, error: HTTPException) -> JSONResponse:
-        known = "GET / (a page to try), POST /score, POST /heatmap and GET /health"
-        return JSONResponse({"error": f"{error.detail}: this answers {known}"}, error.status_code)
+        routes = "GET / (a page to try), POST /score, POST /heatmap and GET /health"
+        return JSONResponse({"error": f"{error.detail}: this answers {routes}"}, error.status_code)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:

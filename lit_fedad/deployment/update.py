@@ -253,13 +253,13 @@ class _NewImages:
         if not new_images:
             if self.unreadable:
                 raise self.unreadable[0]
-            known = f"; the {repeated} there {_KNOWN}" if repeated else ""
+            hint = f"; the {repeated} there {_KNOWN}" if repeated else ""
             kind = (
                 "new image"
                 if reviews is None
                 else f"new image that {self.options.reviews} calls a false alarm"
             )
-            raise UserError(f"images={self.options.images}: no {kind} there{known}")
+            raise UserError(f"images={self.options.images}: no {kind} there{hint}")
         if repeated:
             self.display.note(f"{repeated} images {_KNOWN}")
         products = {sample.category for sample in samples}
@@ -366,19 +366,19 @@ def _report(
             f"beyond the threshold, of {then.images} new images of client {then.client}, product {then.product}:"
             f" {then.beyond} before, {now.beyond} as part of the detector"
         )
-    shown = [
+    rows = [
         {"test images": metric_title(name), "before": f"{then:.3f}", "now": f"{metrics[name]['mean']:.3f}"}
         for name in ("i_auroc", "p_auroc", "pro", "miss_rate", "false_alarm_rate")
         if None not in (then := last.get(name, {}).get("mean"), metrics.get(name, {}).get("mean"))
     ]
-    if shown:
-        display.table(shown)
+    if rows:
+        display.table(rows)
     number = int(version.path.name)
     display.where_next(_next(home, number))
     files = [version.path / name for name in ("calibration.json", "result.json")]
-    place, values = f"versions/{number}", flat_metrics(report) | flat_summaries(run.rates)
-    numbers = {f"{place}/{name}": value for name, value in values.items()}
-    delivery = amend(home.path, numbers, report.round, files, place)
+    prefix, values = f"versions/{number}", flat_metrics(report) | flat_summaries(run.rates)
+    numbers = {f"{prefix}/{name}": value for name, value in values.items()}
+    delivery = amend(home.path, numbers, report.round, files, prefix)
     display.unsent(delivery.kept, home.path)
 
 

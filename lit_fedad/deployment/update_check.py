@@ -89,14 +89,14 @@ def refuse_foreign(judged: Sequence[Judged]) -> None:
     Raises:
         UserError: If they look like another product, or more lie beyond the threshold than normal images would.
     """
-    for one in judged:
-        if one.chance < _CHANCE:
+    for new in judged:
+        if new.chance < _CHANCE:
             raise UserError(
-                f"{one.beyond} of the {one.images} new images of client {one.client}, product {one.product}, are"
+                f"{new.beyond} of the {new.images} new images of client {new.client}, product {new.product}, are"
                 " anomalous to the detector: look at them (predict); force=true adds them as normal all the same"
             )
-        if one.alike not in (None, one.product):
+        if new.alike not in (None, new.product):
             raise UserError(
-                f"most of the {one.images} new images of client {one.client}, product {one.product}, look like"
-                f" {one.alike} to the detector: correct the product; force=true adds them as they are"
+                f"most of the {new.images} new images of client {new.client}, product {new.product}, look like"
+                f" {new.alike} to the detector: correct the product; force=true adds them as they are"
             )

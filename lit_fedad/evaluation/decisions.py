@@ -278,32 +278,32 @@ def limits_of(
     return {name: calibration.threshold(client, alpha, name if by_product else None) for name in products}
 
 
-def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summary]:
+def summarise_rates(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Summary]:
     """Computes mean, worst, pooled, per-client and per-product values of `RATES` from what `decide` returns."""
-    summaries, per_product, pooled, of_products = {}, {}, pooled_rates(judged), product_rates(judged)
+    summaries, per_product, pooled, of_products = {}, {}, pooled_rates(by_client), product_rates(by_client)
     for name in RATES:
         side = "foreign" if name.endswith("_foreign") else "own"
         kind = name.removesuffix("_foreign")
-        values = {client: getattr(decisions[side], kind) for client, decisions in sorted(judged.items())}
+        values = {client: getattr(decisions[side], kind) for client, decisions in sorted(by_client.items())}
         summaries[name] = summary(values, getattr(pooled[side], kind), max)
         per_product[name] = {product: getattr(rate, kind) for product, rate in of_products[side].items()}
     return with_products(summaries, per_product)
 
 
-def promised_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+def promised_rates(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
     """Returns mean, lowest and highest of the rates that clients promise, of those that false alarms are averaged over.
 
     These are the clients with normal test images of their own products; all where none has one. The mean of rates that
     differ is rounded up, so that it is never less than what clients promise.
     """
-    measured = [decisions["promised"] for decisions in judged.values() if decisions["own"].normal]
-    rates = measured or [decisions["promised"] for decisions in judged.values()]
+    measured = [decisions["promised"] for decisions in by_client.values() if decisions["own"].normal]
+    rates = measured or [decisions["promised"] for decisions in by_client.values()]
     low, high = min(rates), max(rates)
     mean = low if low == high else rounded_up(sum(rates) / len(rates))
     return {"mean": mean, "lowest": low, "highest": high}
 
 
-def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
+def product_rates(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
     """Averages what `decide` returns of each product over the clients that hold it, and over those that do not.
 
     Clients of one run judge the same images, so the numbers of images are those of one client: further clients make no
@@ -313,45 +313,45 @@ def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str
         Rates by side, ``own`` and ``foreign``, and product; without images where no client is on that side.
     """
     by_side: dict[str, dict[str, Rate]] = {"own": {}, "foreign": {}}
-    for product in dict.fromkeys(name for decisions in judged.values() for name in decisions["products"]):
+    for product in dict.fromkeys(name for decisions in by_client.values() for name in decisions["products"]):
         for side, rates in by_side.items():
-            judging = [decisions for decisions in judged.values() if product in decisions["products"]]
+            judging = [decisions for decisions in by_client.values() if product in decisions["products"]]
             chosen = [decisions for decisions in judging if (product in decisions["held"]) == (side == "own")]
             together = sum((decisions["products"][product] for decisions in chosen), Rate())
             rates[product] = Rate(*(count / max(len(chosen), 1) for count in vars(together).values()))
     return by_side
 
 
-def pooled_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Rate]:
+def pooled_rates(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Rate]:
     """Adds up what `decide` returns over clients, by side: ``own`` and ``foreign``."""
     pooled = {"own": Rate(), "foreign": Rate()}
-    for decisions in judged.values():
+    for decisions in by_client.values():
         for side in pooled:
             pooled[side] = pooled[side] + decisions[side]
     return pooled
 
 
-def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+def pooled_intervals(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
     """Computes 95 % intervals (Wilson) of the false alarms that `pooled_rates` returns, by side.
 
     Clients of one run judge the same images, and with one model in the same way. So all of them count as no more images
     than there are of the products that any client has on that side.
     """
-    intervals, of_products = {}, product_rates(judged)
-    for side, rate in pooled_rates(judged).items():
-        images = min(rate.normal, sum(one.normal for one in of_products[side].values()))
+    intervals, of_products = {}, product_rates(by_client)
+    for side, rate in pooled_rates(by_client).items():
+        images = min(rate.normal, sum(product_rate.normal for product_rate in of_products[side].values()))
         intervals[side] = wilson_interval(rate.false_alarm_rate * images, images)
     return intervals
 
 
-def mean_interval(judged: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
+def mean_interval(by_client: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
     """Computes the 95 % interval (Wilson) of clients' mean false alarms about their own products.
 
     Clients of one run judge the same images. So their mean is a mean over products, each with its mean weight at the
     clients, and counts as many images as `Rate.mixed` says.
     """
-    measured = [decisions for decisions in judged.values() if decisions["own"].normal]
-    weights, rates = dict[str, float](), product_rates(judged)["own"]
+    measured = [decisions for decisions in by_client.values() if decisions["own"].normal]
+    weights, rates = dict[str, float](), product_rates(by_client)["own"]
     for decisions in measured:
         held, products = decisions["held"], decisions["products"]
         weight_of = {name: weight for name, weight in held.items() if products[name].normal}

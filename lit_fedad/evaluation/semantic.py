@@ -113,7 +113,9 @@ class SemanticEvaluator(Evaluator):
         chosen = set(shown.tolist())
         for batch, embedding, prediction in self.test.scorer.batches(client):
             scores.append(prediction.image_score.cpu())
-            positions = [place for place, index in enumerate(batch["index"].tolist()) if index in chosen]
+            positions = [
+                position for position, index in enumerate(batch["index"].tolist()) if index in chosen
+            ]
             if positions:
                 rows = represented(client.task, embedding)[positions].cpu()
                 features |= dict(zip(batch["index"][positions].tolist(), rows, strict=True))

@@ -49,7 +49,7 @@ def states_spec(states: int) -> MessageSpec:
         (f"images.{label}", states * IMAGE_BINS.count, MOST_IMAGES) for label in ("normal", "anomalous")
     ]
     pixels = [(f"pixels.{name}", states * DEFAULT_BINS.count, MOST) for name in PIXELS]
-    return {key: form for part in (*images, *pixels) for key, form in _sparse_spec(*part).items()}
+    return {key: form for entry in (*images, *pixels) for key, form in _sparse_spec(*entry).items()}
 
 
 def unpacked_states(message: Message, states: int, pro_limit: float) -> list[AnomalyMetrics]:
@@ -65,15 +65,15 @@ def unpacked_states(message: Message, states: int, pro_limit: float) -> list[Ano
         if int(counts.sum()) > MOST_IMAGES:
             raise UserError(f"the client scored more than {MOST_IMAGES} images")
         for number, metrics in enumerate(all_metrics):
-            own = bins // IMAGE_BINS.count == number
-            scores = IMAGE_BINS.upper(bins[own] % IMAGE_BINS.count).repeat_interleave(counts[own])
+            of_state = bins // IMAGE_BINS.count == number
+            scores = IMAGE_BINS.upper(bins[of_state] % IMAGE_BINS.count).repeat_interleave(counts[of_state])
             metrics.image_scores.append(scores)
             metrics.image_labels.append(torch.full((len(scores),), float(label)))
     for name in PIXELS if pixel else ():
         histogram = torch.zeros(states * DEFAULT_BINS.count, dtype=torch.int64)
         histogram[message[f"pixels.{name}.bins"]] = message[f"pixels.{name}.counts"]
-        for metrics, own in zip(all_metrics, histogram.split(DEFAULT_BINS.count), strict=True):
-            setattr(metrics, name, own)
+        for metrics, of_state in zip(all_metrics, histogram.split(DEFAULT_BINS.count), strict=True):
+            setattr(metrics, name, of_state)
     return all_metrics
 
 

@@ -292,8 +292,8 @@ def automatic_rate(number: int) -> float:
 
 def rounded_up(rate: float, digits: int = 3) -> float:
     """Rounds a rate up to a number of digits, so that scores which can promise it can promise the result."""
-    places = digits - 1 - math.floor(math.log10(rate))
-    return round(math.ceil(rate * 10**places - _ROUNDING) / 10**places, places)
+    decimals = digits - 1 - math.floor(math.log10(rate))
+    return round(math.ceil(rate * 10**decimals - _ROUNDING) / 10**decimals, decimals)
 
 
 def _of_product(holders: Sequence[Mapping[str, ScoreCounts]], product: str) -> ScoreCounts:

@@ -94,11 +94,11 @@ def over_clients(values: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dic
     """
     by_name: dict[str, dict[str, list[float]]] = {}
     for of_client in values.values():
-        for product, own in of_client.items():
-            for name, value in own.items():
+        for product, of_product in of_client.items():
+            for name, value in of_product.items():
                 by_name.setdefault(name, {}).setdefault(product, []).append(value)
     return {
-        name: {product: defined_mean(own) for product, own in by_product.items()}
+        name: {product: defined_mean(of_product) for product, of_product in by_product.items()}
         for name, by_product in by_name.items()
     }
 
@@ -125,6 +125,10 @@ def with_products(
     for name, value in summaries.items():
         added[name] = value
         if name in per_product:
-            own = dict(per_product[name])
-            added[name] = {**value, "per_product": own, "product_mean": defined_mean(own.values())}
+            by_product = dict(per_product[name])
+            added[name] = {
+                **value,
+                "per_product": by_product,
+                "product_mean": defined_mean(by_product.values()),
+            }
     return added

@@ -46,9 +46,9 @@ def percentile_threshold(negative: Tensor, positive: Tensor) -> int:
         Number of the highest bin that is predicted normal; of equally accurate percentiles, the lowest one's.
     """
     normal, anomalous = negative.cumsum(0), positive.cumsum(0)
-    both = normal + anomalous
-    ranks = torch.tensor(_PERCENTILES, device=both.device) * (both[-1] - 1) // 100
-    bins = torch.searchsorted(both, ranks, right=True)
+    total = normal + anomalous
+    ranks = torch.tensor(_PERCENTILES, device=total.device) * (total[-1] - 1) // 100
+    bins = torch.searchsorted(total, ranks, right=True)
     correct = normal[bins] + anomalous[-1] - anomalous[bins]
     return int(bins[correct.argmax()])
 

@@ -240,10 +240,10 @@ def _composed(overrides: tuple[str, ...], needs_root: bool) -> Config:
 
 def write_table(page: Page, frame: pd.DataFrame, markdown: Path, csv: Path) -> None:
     """Writes a table as Markdown, and its frame as CSV, each completely or not at all."""
-    with atomic(markdown) as part:
-        part.write_text(render_markdown(page, "")[0])
-    with atomic(csv) as part:
-        frame.map(csv_cell).to_csv(part, index=False)
+    with atomic(markdown) as partial:
+        partial.write_text(render_markdown(page, "")[0])
+    with atomic(csv) as partial:
+        frame.map(csv_cell).to_csv(partial, index=False)
 
 
 class TableResults:
@@ -335,8 +335,8 @@ class TableResults:
                     [row.label for row in (*table.rows, *table.beyond)], columns, self._pictures()
                 )
         values = rounds_frame(table, filled.outcomes)
-        with atomic(self.files[3]) as part:
-            values.map(csv_cell).to_csv(part, index=False)
+        with atomic(self.files[3]) as partial:
+            values.map(csv_cell).to_csv(partial, index=False)
         return rounds_figure(table, columns, values)
 
     def _pictures(self) -> dict[tuple[str, str], Path]:

@@ -170,8 +170,8 @@ def _worst(runs: Sequence[CompleteRun], metric: str) -> tuple[str, float | None]
         for client, value in run.per_client(metric).items()
     ]
     value, client = min(values, default=(None, ""))
-    alike = len({value for value, _ in values}) == 1 and len(values) > 1
-    return "all alike" if alike else client, value
+    all_equal = len({value for value, _ in values}) == 1 and len(values) > 1
+    return "all alike" if all_equal else client, value
 
 
 def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> Iterator[Block]:
@@ -193,8 +193,8 @@ def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> I
             for metric, title in (("loss", "training loss"), (first, metric_title(first))):
                 if histories := _client_histories(run, metric, uri):
                     figure = curves_figure(histories, title, run.names)
-                    what = f"{group.label}, seed {run.seed}: {title} of each client"
-                    pictures.append(Picture(svg(figure), "svg", what, what, links.run(run.tracked)))
+                    caption = f"{group.label}, seed {run.seed}: {title} of each client"
+                    pictures.append(Picture(svg(figure), "svg", caption, caption, links.run(run.tracked)))
         if pictures:
             yield Gallery(pictures)
 

@@ -149,7 +149,7 @@ def report_table(
     if metrics:
         # The paper's numbers belong to the table's own metrics.
         paper = replace(paper, metrics=metrics, rows=[replace(row, paper={}) for row in paper.rows])
-    shown = choose_rows(table, paper, rows)
+    chosen_rows = choose_rows(table, paper, rows)
     given_columns = own_columns(experiment, data)
     names = dict.fromkeys(name for column in given_columns for name in column.names)
     folder = Path(out or "-".join([f"reports/{table}", *names]))
@@ -158,24 +158,24 @@ def report_table(
             raise UserError(
                 f"table={table}: counts what the paper's settings send; leave experiment=, data= and metrics= out"
             )
-        files = report_forms(table, paper, shown, paper_columns(paper), overrides, folder, display)
+        files = report_forms(table, paper, chosen_rows, paper_columns(paper), overrides, folder, display)
         log_table(table, files, compose(overrides), folder, display)
         return
     columns = add_roots(given_columns or paper_columns(paper), root)
     if not given_columns:
         columns = _with_data(columns, overrides, display)
-    runs = plan_runs(shown, columns, overrides, seeds)
+    runs = plan_runs(chosen_rows, columns, overrides, seeds)
     results = TableResults(table, paper, runs, folder)
     results.write()
     missing, total = results.missing(), len(results.runs)
     display.note(f"{total} runs, {total - len(missing)} of them complete: {folder}")
     launch(missing, jobs, folder / "logs", display, results.add)
-    if waiting := results.to_attack():
+    if to_attack := results.to_attack():
 
         def attack(run: PlannedRun) -> list[str]:
             return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *paper.attack]
 
-        launch(waiting, jobs, folder / "logs" / "attacks", display, results.add, attack, "attacks")
+        launch(to_attack, jobs, folder / "logs" / "attacks", display, results.add, attack, "attacks")
     results.show(display)
     if metrics and (lacking := results.unmeasured()):
         display.warn(

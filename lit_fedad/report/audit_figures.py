@@ -101,11 +101,11 @@ def inversion_sheet(rows: Sequence[Sequence[Shown]], heads: Sequence[str], title
     figure = blank_figure(len(heads) * _CELL, _HEAD + len(rows) * (cell + _CAPTION))
     panels = figure.subplots(len(rows), len(heads), squeeze=False)
     for row, panel_row in zip(rows, panels, strict=True):
-        for shown, axes in zip(row, panel_row, strict=True):
-            axes.imshow(shown.image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        for cell_image, axes in zip(row, panel_row, strict=True):
+            axes.imshow(cell_image.image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
-            axes.set_xlabel(shown.caption, fontsize=FONT_SIZE, labelpad=2)
+            axes.set_xlabel(cell_image.caption, fontsize=FONT_SIZE, labelpad=2)
     for head, axes in zip(heads, panels[0], strict=True):
         axes.set_title(head, fontsize=FONT_SIZE, pad=3)
     figure.suptitle(title, fontsize=FONT_SIZE + 1)

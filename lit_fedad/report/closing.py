@@ -76,8 +76,8 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
         interval, promised = shipped.get("false_alarm_interval"), shipped.get("promised")
         finds = ""
         if _known(misses):  # classes as anomalies belong to no product
-            found = "images of foreign classes" if "auroc" in last else "defects of a client's own products"
-            finds = f"finds {_of_100(1 - misses)} of 100 {found} at "
+            kind = "images of foreign classes" if "auroc" in last else "defects of a client's own products"
+            finds = f"finds {_of_100(1 - misses)} of 100 {kind} at "
         lines.append(
             f"as shipped, {finds}{_alarms(alarms)}"
             + (f" (95 % interval {_of_100(interval[0])} to {_of_100(interval[1])})" if interval else "")

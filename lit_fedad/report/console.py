@@ -166,8 +166,8 @@ class Display:
             if cost <= room:
                 room -= cost
                 shown.add(column)
-        rest = "  ".join(["", *(cell for column, cell in cells.items() if column in shown)]).rstrip()
-        self._print(Text.assemble((label, "bold"), rest))
+        text = "  ".join(["", *(cell for column, cell in cells.items() if column in shown)]).rstrip()
+        self._print(Text.assemble((label, "bold"), text))
 
     def closing_table(self, result: Mapping[str, Any]) -> None:
         """Prints up to four metrics of the last round, each with an explanation, and what the detector finds."""
@@ -229,8 +229,10 @@ class Display:
                 self._print("")
                 if block.title:
                     self.note(block.title)
-                for part in _column_groups(block, shutil.get_terminal_size((_LINE_WIDTH, 0)).columns):
-                    self.table([{block.heads[i]: line.cells[i].text for i in part} for line in block.lines])
+                for columns in _column_groups(block, shutil.get_terminal_size((_LINE_WIDTH, 0)).columns):
+                    self.table(
+                        [{block.heads[i]: line.cells[i].text for i in columns} for line in block.lines]
+                    )
             for line in (
                 block.notes if isinstance(block, Grid) else block.lines if isinstance(block, Prose) else ()
             ):

@@ -140,9 +140,9 @@ def _draw_histograms(axes: Axes, scores: ClientScores) -> None:
     # In double precision: single precision has no room for the edges between scores that are nearly equal.
     edges = np.histogram_bin_edges(finite.astype(float), _SCORE_BINS).tolist()
     for name, (values, weights, colour) in kinds.items():
-        shown = np.isfinite(values)
-        share = weights[shown] / max(weights.sum(), 1)
-        bars = partial(axes.hist, values[shown], edges, weights=share, color=colour)
+        is_finite = np.isfinite(values)
+        share = weights[is_finite] / max(weights.sum(), 1)
+        bars = partial(axes.hist, values[is_finite], edges, weights=share, color=colour)
         if name != "calibration":
             bars(histtype="stepfilled", alpha=0.4, label=name)
         bars(histtype="step", linewidth=0.9, label=name if name == "calibration" else None)

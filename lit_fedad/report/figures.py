@@ -125,9 +125,11 @@ def curves_figure(
 
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes a figure as PNG atomically, with the same bytes for the same figure."""
-    with atomic(path) as part:
+    with atomic(path) as partial:
         # `savefig` would draw twice. The usual level of compression takes thrice as long for files a sixth smaller.
-        FigureCanvasAgg(figure).print_png(part, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
+        FigureCanvasAgg(figure).print_png(
+            partial, metadata={"Software": None}, pil_kwargs={"compress_level": 1}
+        )
     return path
 
 

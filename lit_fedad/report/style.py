@@ -63,10 +63,10 @@ def lines_of(name: str) -> int:
 
 
 def labelled_axes(
-    figure: FigureBase, xlabel: str, ylabel: str, place: tuple[int, int, int] = (1, 1, 1), **shared: Any
+    figure: FigureBase, xlabel: str, ylabel: str, subplot: tuple[int, int, int] = (1, 1, 1), **shared: Any
 ) -> Axes:
-    """Adds axes in the common style to a figure."""
-    axes = figure.add_subplot(*place, **shared)
+    """Adds axes in the common style to a figure; ``subplot`` is rows, columns and number of the subplot, from 1."""
+    axes = figure.add_subplot(*subplot, **shared)
     style_axes(axes)
     axes.set_xlabel(as_written(xlabel), fontsize=FONT_SIZE + 1)
     axes.set_ylabel(as_written(ylabel), fontsize=FONT_SIZE + 1)

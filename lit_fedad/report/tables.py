@@ -249,7 +249,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     # The first that is set: the client's learning rate, that of a server that trains, the task's.
     method, task = config["method"], config["task"]
     sections = (method["client"], method.get("server", {}).get("training", {}), task)
-    rates = [part["learning_rate"] for part in sections if part.get("learning_rate") is not None]
+    rates = [section["learning_rate"] for section in sections if section.get("learning_rate") is not None]
     learning_rate = rates[0] if rates else None
     return {
         "best_round": result["best"]["round"],
@@ -308,17 +308,17 @@ _BRACKETS = {
 
 def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
     """Explains the numbers, and names their source and the data of each column."""
-    ours = (
+    explanation = (
         "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
         f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}. Bold: our best of a column."
     )
     if table.attack:
-        ours = (
+        explanation = (
             "Per cent. Ours: what membership inference finds in what clients send, mean over the attacked shadow runs; "
             "mean ± sample standard deviation over seeds."
         )
     lines = [
-        ours,
+        explanation,
         "Bytes: of one client, mean over clients; a round is the last training round, set-up exchanges count in "
         "all. Time: median of the training rounds.",
     ]

@@ -175,10 +175,10 @@ class OperatorPage:
 
         def keep(number: int, name: str, at: float, versions: Saved) -> tuple[str, Saved, Any]:
             try:
-                said, *saved = save_threshold(view, number, _named(name), at)
+                message, *saved = save_threshold(view, number, _named(name), at)
             except UserError as error:
                 return _plain(str(error)), versions, gr.Button(interactive=bool(versions))
-            return said, [*versions, saved], gr.Button(interactive=True)
+            return message, [*versions, saved], gr.Button(interactive=True)
 
         changes = (
             save.click(keep, [client, product, threshold, before], [saved, before, back]),
@@ -200,10 +200,10 @@ class OperatorPage:
         if not versions:  # a second click, before the button is off
             return "Nothing is left to undo.", [], gr.Button(interactive=False)
         try:
-            said = choose_version(self.view, *versions[-1])
+            message = choose_version(self.view, *versions[-1])
         except UserError as error:
             return _plain(str(error)), versions, gr.Button(interactive=True)
-        return said, versions[:-1], gr.Button(interactive=len(versions) > 1)
+        return message, versions[:-1], gr.Button(interactive=len(versions) > 1)
 
     def _gallery(self, health: gr.HTML) -> None:
         tables = [name for name in self.view.tables() if self._pictured(name, _WORST)]
@@ -269,7 +269,7 @@ class OperatorPage:
     def _reviewed(self) -> str:
         """Counts the reviews so far, in words."""
         counts = Reviews(self.reviews).counts() if self.reviews.exists() else {}
-        parts = [f"{counts[what]} {what}" for what in ("correct", "false alarm", "missed") if what in counts]
+        parts = [f"{counts[kind]} {kind}" for kind in ("correct", "false alarm", "missed") if kind in counts]
         return f"Reviewed: {', '.join(parts)}." if parts else "Nothing is reviewed yet."
 
     def _try(self) -> None:
@@ -280,13 +280,13 @@ class OperatorPage:
             original, heatmap = _panel("image"), _panel(_HEATMAP)
 
         def score(path: str | None) -> tuple[Any, Any, str]:
-            image, drawn, said = None, None, ""
+            image, drawn, message = None, None, ""
             if path is not None:
                 try:
-                    image, drawn, said = self.attempt(Path(path).read_bytes(), Path(path).name)
+                    image, drawn, message = self.attempt(Path(path).read_bytes(), Path(path).name)
                 except UserError as error:
-                    said = _plain(str(error))
-            return _filled(image), _filled(drawn), said
+                    message = _plain(str(error))
+            return _filled(image), _filled(drawn), message
 
         file.change(score, file, [original, heatmap, words])
 
@@ -301,9 +301,9 @@ class OperatorPage:
         path = self.view.tables().get(table)
         return read_scored(path) if path else []
 
-    def _pictured(self, table: str, how: str) -> list[ScoredFile]:
+    def _pictured(self, table: str, order: str) -> list[ScoredFile]:
         """Lists images with a heatmap: the most anomalous, or of those called normal the nearest to the threshold."""
-        chosen = (image for image in self._scored(table) if how == _WORST or image.decision == "normal")
+        chosen = (image for image in self._scored(table) if order == _WORST or image.decision == "normal")
         return list(islice((image for image in chosen if image.heatmap), _MAX_PICTURES))
 
     def _lamp(self, table: str) -> str:

@@ -140,7 +140,7 @@ class RunView:
         result = self.result
         if not result:
             return []
-        lost = [result[name] for name in ("failures", "refused", "unscored")]
+        causes_of_loss = [result[name] for name in ("failures", "refused", "unscored")]
         names = result.get("exchange_names", [""] * len(result["exchanges"]))  # earlier runs lack them
         columns = (result[column] for column in ("exchanges", "bytes_up", "bytes_down", "seconds_per_round"))
         return [
@@ -149,7 +149,9 @@ class RunView:
                 "up": human_bytes(up),
                 "down": human_bytes(down),
                 "seconds": round(seconds, 1),
-                "sites lost": len(set[str]().union(*(causes.get(str(number), ()) for causes in lost))),
+                "sites lost": len(
+                    set[str]().union(*(causes.get(str(number), ()) for causes in causes_of_loss))
+                ),
             }
             for name, number, up, down, seconds in zip(names, *columns, strict=True)
         ]
@@ -217,8 +219,8 @@ class RunView:
 
     def tables(self) -> dict[str, Path]:
         """Finds the tables of scored images: those of ``predict`` and ``watch``."""
-        found = [*self.path.glob("predictions/scores.csv"), *sorted(self.path.glob("watch/*/images.csv"))]
-        return {path.parent.relative_to(self.path).as_posix(): path for path in found}
+        files = [*self.path.glob("predictions/scores.csv"), *sorted(self.path.glob("watch/*/images.csv"))]
+        return {path.parent.relative_to(self.path).as_posix(): path for path in files}
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,10 @@ def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
         return _undefined(normal)
     fpr, overlap = _rate_from_the_top(normal), _rate_from_the_top(region)
     last = int((fpr <= limit).sum()) - 1
-    beyond = min(last + 1, fpr.numel() - 1)
-    width = fpr[beyond] - fpr[last]
+    following = min(last + 1, fpr.numel() - 1)
+    width = fpr[following] - fpr[last]
     step = (limit - fpr[last]) / width if width > 0 else 0.0
-    at_limit = overlap[last] + step * (overlap[beyond] - overlap[last])
+    at_limit = overlap[last] + step * (overlap[following] - overlap[last])
     x = torch.cat([fpr[: last + 1], fpr.new_tensor([limit])])
     y = torch.cat([overlap[: last + 1], at_limit[None]])
     return torch.trapezoid(y, x) / limit
