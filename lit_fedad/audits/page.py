@@ -276,9 +276,8 @@ def _defences(run: FinishedRun) -> Grid:
             ("method.client.ranks", str(client["ranks"]).lower(), "order of mean logits in place of them")
         )
     spent = "none" if budget is None else f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:.1g}"
-    removable = budget is not None and not budget.get(
-        "secret", True
-    )  # with the run's files, the noise can be taken away
+    # With the seed, which lies in the run's files, the noise can be taken away.
+    removable = budget is not None and not budget.get("secret", True)
     bound = "its seed is known: a measurement, no protection" if removable else "a bound for any attack"
     rows.append(("differential privacy", spent, f"noise: {bound}"))
     return Grid("", ["defence", "state", "what it does"], list(map(Line.of, rows)), texts=3)

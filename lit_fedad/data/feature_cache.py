@@ -139,9 +139,7 @@ class FeatureCache:
         self.folder = Path(folder) / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self._hashes = Path(folder) / HASHES
         self._digests: dict[Path, bytes] = {}  # hash of each image file
-        self._shapes: dict[
-            bytes, list[torch.Size]
-        ] = {}  # by hash, of images whose features are known to be whole
+        self._shapes: dict[bytes, list[torch.Size]] = {}  # by hash, of images whose features are known whole
 
     def fill(
         self,

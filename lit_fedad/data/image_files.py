@@ -250,9 +250,7 @@ def _sniffed(path: Path) -> str | None:
     try:
         form = sniff(path)
         if form is not None and form != "DICOM":
-            with Image.open(
-                path, formats=decoders()
-            ):  # some formats begin with two letters only, which proves little
+            with Image.open(path, formats=decoders()):  # the two letters of some formats prove little
                 pass
     except Exception:  # Pillow raises many kinds: what cannot be opened is no image
         return None

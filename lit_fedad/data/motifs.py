@@ -92,7 +92,7 @@ def _normal(name: str, train_per_class: int, test_per_class: int, size: int, see
 def _drawn(
     name: str, families: Mapping[str, Motif], numbers: tuple[int, int], size: int, seed: int
 ) -> LabelledSet:
-    """Draws ``numbers``, training and test images, of each family."""
+    """Draws the given numbers of training and of test images of each family."""
 
     def part(purpose: str, number: int) -> tuple[Tensor, Tensor]:
         images = [
@@ -109,7 +109,7 @@ def _drawn(
 def _coloured(motif: Motif, number: int, size: int, rng: Generator) -> np.ndarray:
     """Draws pictures of one family, uint8 [number, 3, size, size]."""
     centres = (np.arange(size, dtype=np.float32) + 0.5) / size - 0.5
-    angle = _uniform(rng, number, -0.3, 0.3)  # a small tilt only: an upright stripe stays one
+    angle = _uniform(rng, number, -0.3, 0.3)  # a small tilt only, so that stripes stay upright
     x = centres * np.cos(angle) + centres[:, None] * np.sin(angle)
     y = centres[:, None] * np.cos(angle) - centres * np.sin(angle)
     field = motif(x, y, rng)[:, None]

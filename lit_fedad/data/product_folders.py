@@ -59,7 +59,7 @@ def product_folders(
         folder = root / product
         train_samples += [Sample(path, product) for path in images_in(_first(folder, *train), skipped)]
         test_samples += [Sample(path, product) for path in images_in(_first(folder, *normal), skipped)]
-        _first(folder, *chain.from_iterable(anomalous.values()))  # requires that of one defect at least
+        _first(folder, *chain.from_iterable(anomalous.values()))  # requires the folder of at least one defect
         for defect, forms in anomalous.items():
             if not any((folder / form).is_dir() for form in forms):
                 continue

@@ -111,7 +111,7 @@ class ImageTransform:
         return self.shown(read_picture(path, self.page), path)
 
     def shown(self, image: Image.Image, path: Path | None = None) -> Tensor:
-        """Brings a decoded image to the geometry of `tensor`: uint8 [H, W, 3], or [H, W] if grey; as there."""
+        """Brings a decoded image to the geometry of `tensor`, uint8 [H, W, 3] or grey [H, W]; arguments as there."""
         height, width = self._scaled(image.height, image.width, path)
         image = tvf.resize(image, [height, width], InterpolationMode.BICUBIC)
         # center_crop pads what is smaller than the crop with zeros.

@@ -129,9 +129,8 @@ class ServedDetector:
             return {"class": sheet.classes[number], "probability": _number(outputs["probabilities"][number])}
         return {
             "score": _number(outputs["image_score"]),
-            "p_value": _number(
-                outputs["p_value"], 6
-            ),  # with nine digits, 0.1 in float32 would become more than 0.1
+            # With nine digits, 0.1 in float32 would become more than 0.1.
+            "p_value": _number(outputs["p_value"], 6),
             "decision": "anomalous" if outputs["decision"] else "normal",
             "threshold": None if sheet.threshold is None else _number(sheet.threshold),
             "alpha": sheet.alpha,

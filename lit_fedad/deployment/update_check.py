@@ -18,7 +18,7 @@ from lit_fedad.experiment.finished_run import load_client, one_process
 from lit_fedad.experiment.run_folder import RunFolder
 
 _CHANCE = 0.01
-"""New images are foreign if normal ones, with a probability below this, had as many beyond the threshold."""
+"""New images are foreign if normal images had as many beyond the threshold with a smaller probability than this."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def each_warning_once() -> Iterator[None]:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leaves it to the command that a reader such as head has closed the pipe; rich would exit with an error."""
+        """Lets the command handle a pipe that its reader, such as head, has closed; rich would exit with an error."""
         raise BrokenPipeError
 
 

@@ -126,7 +126,7 @@ def curves_figure(
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes a figure as PNG atomically, with the same bytes for the same figure."""
     with atomic(path) as partial:
-        # `savefig` would draw twice. The usual level of compression takes thrice as long for files a sixth smaller.
+        # `savefig` would draw twice. At the usual level, photographs take thrice as long, for files a sixth smaller.
         FigureCanvasAgg(figure).print_png(
             partial, metadata={"Software": None}, pil_kwargs={"compress_level": 1}
         )
