@@ -221,7 +221,11 @@ def _play(
 
 @dataclass(frozen=True)
 class _NewImages:
-    """Finds the images of an update that no client holds yet."""
+    """Finds the images of an update that no client holds yet.
+
+    Fields are the options, the run's clients, images and partition, the file of known hashes, the page that is read of
+    each file, and errors about images that cannot be read.
+    """
 
     options: UpdateOptions
     clients: Sequence[int]

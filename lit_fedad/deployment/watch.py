@@ -185,7 +185,18 @@ class _Stream:
 
 @dataclass
 class _Watcher:
-    """Looks at a folder again and again."""
+    """Looks at a folder again and again.
+
+    Attributes:
+        root: The folder of images.
+        log: Log of the images that were scored.
+        stream: Their scores and tests.
+        opened: The client that scores them.
+        display: Prints reports and warnings.
+        place: Name of the watch in the run's record in MLflow, such as ``watch/client_0``.
+        product: As in `watch`.
+        left_out: Last line about files that are left out, which is printed when it changes.
+    """
 
     root: Path
     log: WatchLog
