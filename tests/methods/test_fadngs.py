@@ -15,7 +15,7 @@ from lit_fedad.federation.channel import Byte, Channel, Plain
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer, ShareDensities
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, as_batch, teacher_weights
+from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import CRAD, SimCLR
 
@@ -313,26 +313,6 @@ def test_distillation_begins_after_the_warm_up(play, make_contrastive, make_imag
         distilled = [report.round for report in history if "distillation_loss" in report.scalars]
         assert distilled == ([3] if sed else [])
     assert [torch.equal(one, other) for one, other in zip(*paths, strict=True)] == [True, True, True, False]
-
-
-def test_teachers_are_weighted_by_the_densities_that_all_clients_share(
-    play, make_contrastive, make_images, tap
-):
-    data = {client: make_images(seed=client) for client in range(3)}
-    played = play(make_contrastive(warmup=0), data, sed=True, rounds=1, channel=tap)
-    densities = training_letters(tap)[1]
-    uploads = {client: m for at, client, m in tap.sent if at == 1 and client is not None and WEIGHT in m}
-    task, images = make_contrastive().eval(), played.server.public
-    task.densities.set(densities[MEAN], densities[COVARIANCE])
-    scores = []
-    for client in sorted(uploads):
-        task.load_state_dict(uploads[client], strict=False)
-        with torch.no_grad():
-            scores.append(task.densities(task.represent(task(as_batch(task, images)))))
-    expected = teacher_weights(torch.stack(scores)).tolist()
-    found = [played.history[-1].scalars[f"teacher_weight_{client}"] for client in range(3)]
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert max(expected) - min(expected) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from helpers.refusals import refusal
 from lightning.fabric import Fabric
 from torch import nn
 
-from lit_fedad.contracts import Context
+from lit_fedad.contracts import Context, Update
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.methods.parts.ensemble_distillation import (
     EnsembleDistillation,
@@ -161,6 +161,18 @@ def test_weights_are_uniform_if_asked_for_or_without_densities(teachers, weighti
     task = with_densities(make()) if weighting == "uniform" else make()
     _, report = distil(EnsembleDistillation(10, 1, 4, weighting=weighting), task, teachers)
     assert [report[f"teacher_weight_{number}"] for number in range(3)] == pytest.approx([1 / 3] * 3)
+
+
+def test_the_server_weights_teachers_by_the_densities_that_it_shares(teachers):
+    task, distillation = with_densities(make()), EnsembleDistillation(10, 1, 4)
+    server = FADngsServer(FADngsClient(make()), distillation, public_images())
+    server.auxiliary = {name: task.state_dict()[name] for name in ("densities.mean", "densities.covariance")}
+    server.context = Context(0, 3)
+    server.aggregate({client: Update(teacher, 5) for client, teacher in enumerate(teachers)})
+    _, report = distil(distillation, task, teachers)
+    weights = [report[f"teacher_weight_{number}"] for number in range(3)]
+    assert [server.report[f"teacher_weight_{number}"] for number in range(3)] == pytest.approx(weights)
+    assert max(weights) - min(weights) > 0.01
 
 
 def test_normalisation_layers_follow_the_student_and_judge_teachers_by_their_own():
