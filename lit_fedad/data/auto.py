@@ -13,7 +13,6 @@ from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
 from lit_fedad.core.typed_words import as_list, as_typed
-from lit_fedad.data.auto_signs import TABLES, published, refuse_foreign, refuse_tables, refuse_texts
 from lit_fedad.data.image_files import (
     LeftOut,
     entries,
@@ -25,6 +24,7 @@ from lit_fedad.data.image_files import (
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import file_names, label_column, matches
 from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare, masked_name
+from lit_fedad.data.marker_files import TABLES, published, refuse_foreign, refuse_tables, refuse_texts
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.sample import ImageSet
