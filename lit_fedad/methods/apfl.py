@@ -12,17 +12,17 @@ from lit_fedad.methods.parts.functional import trainable, with_weights
 
 
 class APFLClient(PersonalModelClient):
-    """A client that trains shared weights w as FedAvg does, and personal ones v at ``alpha v + (1 - alpha) w``.
+    """A client that trains shared weights w as FedAvg does, and personal weights v by the loss of a mixture.
 
-    The mixture weight is updated in every step by gradient descent too, ``alpha -= eta (<v - w, grad L(mixture)> +
-    decay alpha)``, and clipped to [0, 1]. The decay is the authors' code's, whose eta is the learning rate of their
-    plain SGD; it updates alpha in the first step of a round alone, and learns it only where asked to. A client that has
-    not taken part yet mixes in the initial weights.
+    The mixture is ``alpha v + (1 - alpha) w``. Its weight alpha is updated in every step by gradient descent too,
+    ``alpha -= eta (<v - w, grad L(mixture)> + decay alpha)``, and clipped to [0, 1]. The decay is taken from the
+    authors' code. In that code eta is the learning rate of the plain SGD, alpha is updated only in the first step of a
+    round, and alpha is constant by default. A client that has not taken part yet mixes in the initial weights.
 
     Args:
         alpha: Initial share of the personal model, in [0, 1].
         adaptive: Whether alpha is learnt.
-        alpha_learning_rate: Step size eta of alpha; the task's own rate may be one of Adam.
+        alpha_learning_rate: Step size eta of alpha. It is not the task's learning rate, which may be chosen for Adam.
         alpha_decay: Weight of alpha in its own gradient.
 
     Raises:
@@ -48,7 +48,7 @@ class APFLClient(PersonalModelClient):
         self.alpha = torch.tensor(float(alpha), requires_grad=adaptive)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds one optimiser for w and v; it holds alpha too, whose gradient is then unscaled with theirs."""
+        """Builds one optimiser for w, v and alpha; it holds alpha so that mixed precision unscales its gradient too."""
         optimizer = super().configure_optimizers()
         self.alpha = self.alpha.detach().clone().requires_grad_(self.adaptive)
         optimizer.add_param_group({"params": [self.alpha]})
@@ -68,7 +68,7 @@ class APFLClient(PersonalModelClient):
             with torch.no_grad():
                 slope = self.alpha.grad + self.alpha_decay * self.alpha
                 self.alpha.sub_(self.alpha_learning_rate * slope).clamp_(0, 1)
-            self.alpha.grad = None  # so that the optimiser, whose rule is another, leaves it alone
+            self.alpha.grad = None  # the optimiser skips parameters without a gradient
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the mixture into the task, with the personal model's running statistics."""

@@ -24,18 +24,18 @@ CLIENTS, SHARES = "clients", "shares"
 class AppleClient(FedAvgClient):
     """A client n that trains its core model c_n and its relations p_n at the mixture ``w_n = sum_m p_nm c_m``.
 
-    The other cores are constants. Relations begin at the clients' shares of the data p_0. In the first
-    ``L = floor(early T)`` rounds the term ``lambda mu |p_n - p_0|^2`` keeps them near these; with r the round, counted
-    from 0, lambda is ``0.001^(r / L)`` or ``(1 + cos(pi r / L)) / 2``. The start, the schedules and the relations'
-    optimiser are those of the authors' code. Running statistics of normalisation layers belong to the mixture and are
-    not sent.
+    The other clients' cores are constants in training. Relations begin at p_0, the clients' shares of the data. In the
+    first ``L = floor(early T)`` rounds the term ``lambda mu |p_n - p_0|^2`` keeps the relations near p_0. With r the
+    round, counted from 0, lambda is ``0.001^(r / L)`` or ``(1 + cos(pi r / L)) / 2``. The initial relations, the
+    schedules and the relations' optimiser are those of the authors' code. Running statistics of normalisation layers
+    belong to the mixture and are not sent.
 
     Args:
         rounds: Training rounds T.
         relation_learning_rate: Step size of p_n, by SGD.
         relation_momentum: Momentum of p_n's SGD, which starts anew in each round.
         mu: Weight of the proximal term.
-        early: L as a share of all rounds.
+        early: L as a share of all rounds T.
         schedule: How lambda falls.
     """
 
@@ -60,7 +60,7 @@ class AppleClient(FedAvgClient):
         self.mu, self.early_rounds, self.schedule = mu, int(early * rounds), schedule
         self.relations = torch.empty(0)
         self.shares = torch.empty(0)
-        self.others: Message = {}
+        self.received_cores: Message = {}
         self.row = 0
 
     @property
@@ -83,11 +83,11 @@ class AppleClient(FedAvgClient):
         self.shares = message[SHARES]
         if not len(self.relations):
             self.relations = self.shares.clone()
-        self.others = {name: message[name] for name in trainable(self.task)}
-        super().receive({name: cores[self.row] for name, cores in self.others.items()})
+        self.received_cores = {name: message[name] for name in trainable(self.task)}
+        super().receive({name: cores[self.row] for name, cores in self.received_cores.items()})
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds the task's optimiser; it holds the relations too, whose gradient is then unscaled with the core's."""
+        """Builds the task's optimiser; it holds the relations so that mixed precision unscales their gradient too."""
         optimizer = super().configure_optimizers()
         self.relations = self.relations.detach().clone().requires_grad_()
         optimizer.add_param_group({"params": [self.relations]})
@@ -98,7 +98,7 @@ class AppleClient(FedAvgClient):
 
     def on_train_start(self) -> None:
         """Moves the cores to the client's device."""
-        self.others = {name: cores.to(self.device) for name, cores in self.others.items()}
+        self.received_cores = {name: cores.to(self.device) for name, cores in self.received_cores.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss at the mixture plus the proximal term of the relations."""
@@ -109,11 +109,13 @@ class AppleClient(FedAvgClient):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Updates the relations by their gradient ``<grad, c_m> + 2 lambda mu (p_m - p0_m)``."""
         self._relation_optimizer.step()
-        self.relations.grad = None  # so that the optimiser, whose rule is another, leaves them alone
+        self.relations.grad = None  # the task's optimiser skips parameters without a gradient
 
     def on_train_end(self) -> None:
         """Replaces the client's own core, as received, by the trained one."""
-        self.others = {name: self._cores(name, core.detach()) for name, core in trainable(self.task).items()}
+        self.received_cores = {
+            name: self._cores(name, core.detach()) for name, core in trainable(self.task).items()
+        }
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the mixture into the task."""
@@ -124,12 +126,13 @@ class AppleClient(FedAvgClient):
     def load_mixture(self, relations: Tensor) -> None:
         """Loads the mixture of the received cores by some relations [N] into the task."""
         mixture = {
-            name: torch.tensordot(relations.to(cores), cores, dims=1) for name, cores in self.others.items()
+            name: torch.tensordot(relations.to(cores), cores, dims=1)
+            for name, cores in self.received_cores.items()
         }
         self.task.load_state_dict(mixture, strict=False)
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
-        """Recomputes the task's bank under the mixture, at which the loss is computed too."""
+        """Recomputes the task's bank under the mixture, since training computes the loss at the mixture too."""
         core = self.shared_state()
         self.deploy()
         super().refresh(loader, predicts)
@@ -137,39 +140,41 @@ class AppleClient(FedAvgClient):
 
     def anchoring(self) -> float:
         """Computes lambda, which holds relations near the shares of the data in early rounds."""
-        past = self.context.round - 1
-        if past >= self.early_rounds:
+        completed_rounds = self.context.round - 1
+        if completed_rounds >= self.early_rounds:
             return 0.0
-        share = past / self.early_rounds
-        return 1e-3**share if self.schedule == "exponential" else (1 + math.cos(math.pi * share)) / 2
+        progress = completed_rounds / self.early_rounds
+        return 1e-3**progress if self.schedule == "exponential" else (1 + math.cos(math.pi * progress)) / 2
 
     def _mixture(self) -> dict[str, Tensor]:
         """Computes ``sum_m p_m c_m``, differentiable in p and in the client's own core."""
-        own = trainable(self.task)
-        with full_precision(next(iter(own.values()))):  # weights stay in single precision under mixed
+        own_core = trainable(self.task)
+        with full_precision(next(iter(own_core.values()))):  # mixed precision keeps weights in float32
             return {
-                name: torch.tensordot(self.relations.to(core), self._cores(name, core), dims=1)
-                for name, core in own.items()
+                name: torch.tensordot(self.relations.to(weight), self._cores(name, weight), dims=1)
+                for name, weight in own_core.items()
             }
 
-    def _cores(self, name: str, weights: Tensor) -> Tensor:
-        cores = self.others[name].to(weights)
-        return torch.cat([cores[: self.row], weights[None], cores[self.row + 1 :]])
+    def _cores(self, name: str, own_weight: Tensor) -> Tensor:
+        """Returns one weight of all clients' cores [N, ...], with the client's own row replaced by ``own_weight``."""
+        cores = self.received_cores[name].to(own_weight)
+        return torch.cat([cores[: self.row], own_weight[None], cores[self.row + 1 :]])
 
 
 def invertible_mixture(client: AppleClient, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
-    """Says that images can be sought for the change of a core: a gradient at the mixture by the shares of the data.
+    """Says that an attack can reconstruct images from the change of a core, taken as a gradient at the mixture.
 
-    A client's relations never leave it. They begin at the shares, which the server knows.
+    The attack mixes the cores by the clients' shares of the data, which the server knows. Relations begin at these
+    shares; the relations that a client has learnt never leave it.
     """
-    found = invertible_model(client, received, sent)
-    if isinstance(found, SentWeights):
-        return replace(found, settle=lambda: client.load_mixture(client.shares))
-    return found
+    evidence = invertible_model(client, received, sent)
+    if isinstance(evidence, SentWeights):
+        return replace(evidence, settle=lambda: client.load_mixture(client.shares))
+    return evidence
 
 
 def exchanges(client: AppleClient) -> Exchanges:
-    """FedAvg's, with evidence of its own."""
+    """Lists FedAvg's exchanges; audits reconstruct images at the mixture (`invertible_mixture`)."""
     return with_exchanges(client, evidence=replace(WEIGHTS, invertible=invertible_mixture))
 
 
@@ -178,10 +183,11 @@ class AppleServer(FedAvgServer):
 
     Args:
         client: A client, for the initial core model.
-        independent_init: Whether clients' cores are drawn independently of each other, as in the authors' code: each
-            is the initial model with the entries of every tensor in an order of its own. False: all begin with the
-            initial model.
-        start: The run whose weights the initial model has, which all cores then begin with; None where it was drawn.
+        independent_init: Whether clients begin with independent random cores, as in the authors' code. Each core is
+            then the initial model with the entries of every tensor permuted at random. With False, all cores begin as
+            the initial model.
+        start: The run that the initial weights come from; all cores then begin with these weights, whatever
+            `independent_init` says. None if the initial weights are random.
     """
 
     merges_sums = False
@@ -207,7 +213,7 @@ class AppleServer(FedAvgServer):
         self.known = {**cores, CLIENTS: torch.tensor(list(sizes)), SHARES: shares / shares.sum()}
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns N core models, the clients' numbers and their shares of the images: N times FedAvg's bytes."""
+        """Returns N core models, the clients' numbers and their shares of the images: N times the bytes of FedAvg."""
         return self.known
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:

@@ -26,14 +26,15 @@ GRADIENTS, CLASSES = "gradients.values", "gradients.classes"
 
 
 class CReFFClient(ServerModelClient):
-    """A client that trains as in FedAvg, and sends its classes' gradients in the re-trained classifier.
+    """A client that trains as in FedAvg, and sends the gradient of each of its classes in the re-trained classifier.
 
-    The paper augments images by DiffAug before their gradient is computed; here the task's views replace DiffAug.
-    The re-trained classifier predicts only; clients do not train it.
+    A class's gradient is that of the loss of its images with respect to the weight and bias of the classifier. The
+    paper augments images by DiffAug before their gradient is computed; here the task's views replace DiffAug. Clients
+    predict with the re-trained classifier and do not train it.
 
     Args:
         draws: Number of draws of images over which the gradient of a class is averaged.
-        batch: Images per draw; all images of a class that has fewer.
+        batch: Images per draw; if a class has fewer, each draw takes all of them.
 
     Raises:
         UserError: If `draws` or `batch` is below 1.
@@ -89,7 +90,7 @@ class CReFFClient(ServerModelClient):
         return {GRADIENTS: torch.stack(gradients), CLASSES: classes}
 
     def _gradient(self, task: Task, images: Tensor, label: Tensor) -> Tensor:
-        """Computes the gradient of one class in the re-trained classifier [K, d + 1]."""
+        """Computes the gradient [K, d + 1] of one class with respect to the re-trained classifier."""
         features = []
         for _ in range(self.draws):
             drawn = images[torch.randperm(len(images))[: self.batch]].to(self.device)
@@ -106,7 +107,7 @@ class CReFFServer(FedAvgServer):
 
     Args:
         client: A client, for the initial weights; the first re-trained classifier is the initial one.
-        features_per_class: Federated features of each class; they are kept between rounds.
+        features_per_class: Number of federated features of each class; the features are kept between rounds.
         matching_steps: Steps of SGD per round that match the features' gradients with the clients'.
         matching_rate: Learning rate of matching.
         retraining_epochs: Passes over the features to train a new classifier by SGD.
@@ -186,7 +187,7 @@ class CReFFServer(FedAvgServer):
 
 
 def cross_entropy_gradient(classifier: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-    """Computes the gradient of the mean cross-entropy in a linear classifier: ``(softmax - target)^T (z, 1) / B``.
+    """Computes the gradient of the mean cross-entropy by a linear classifier: ``(softmax - target)^T (z, 1) / B``.
 
     Args:
         classifier: Weight and bias, concatenated [K, d + 1].
@@ -207,7 +208,7 @@ def cross_entropy_gradient(classifier: Tensor, features: Tensor, targets: Tensor
 
 
 def mean_gradients(gradients: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Averages the gradient of each class over the clients that hold it, with equal weights.
+    """Averages the gradient of each class over the clients that hold the class, with equal weights.
 
     Args:
         gradients: Gradients of all clients' classes [n, K, d + 1].
@@ -216,10 +217,10 @@ def mean_gradients(gradients: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The classes that any client holds, ascending [C], and their gradients [C, K, d + 1].
     """
-    present, places = classes.unique(return_inverse=True)
+    present, rows = classes.unique(return_inverse=True)
     total = torch.zeros(len(present), *gradients.shape[1:], dtype=torch.float64)
-    total.index_add_(0, places, gradients.double())
-    return present, (total / places.bincount()[:, None, None]).float()
+    total.index_add_(0, rows, gradients.double())
+    return present, (total / rows.bincount()[:, None, None]).float()
 
 
 def matching_loss(features: Tensor, classes: Tensor, gradients: Tensor, classifier: Tensor) -> Tensor:
@@ -231,7 +232,7 @@ def matching_loss(features: Tensor, classes: Tensor, gradients: Tensor, classifi
         features: Features of each class [C, n, d].
         classes: The features' classes, int64 [C].
         gradients: Gradients to match [C, K, d + 1].
-        classifier: Weight and bias in which gradients are computed [K, d + 1].
+        classifier: Weight and bias [K, d + 1] with respect to which gradients are computed.
 
     Returns:
         The sum over classes, in [0, 2 C (K + 1)].

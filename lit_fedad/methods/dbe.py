@@ -21,24 +21,24 @@ MEAN = "mean of features"
 
 
 def shift_features(task: Task, _: Any, features: Tensor) -> Tensor:
-    """Adds a task's ``offset`` to the features [..., C] of its forward; a forward hook."""
+    """Adds the task's ``offset`` to the features [..., C] that its forward returns; used as a forward hook."""
     assert isinstance(task.offset, nn.Parameter)
     return features + task.offset
 
 
 class DBEClient(FedAvgClient):
-    """A client with a personal bias on its features, whose mean without the bias is kept near that of all clients.
+    """A client with a personal bias on its features; it keeps their mean without the bias near that of all clients.
 
-    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``, where r is a running mean of the batches' features, which begins
-    at 0 in every round, and g the clients' mean of r after a first period of local training with neither bias nor
-    regulariser, as in the authors' code. The weights of that period are dropped.
+    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``. Here r is a running mean of the batches' features without the
+    bias, which begins at 0 in every round. The global mean g is the mean of the clients' r after a first period of
+    local training with neither bias nor regulariser, as in the authors' code. The weights of that period are dropped.
 
-    Where distances alone decide, as in a memory bank, the bias moves images and bank alike and changes no prediction.
+    If distances alone decide, as in a memory bank, the bias moves images and bank alike and changes no prediction.
 
     Args:
-        kappa: Weight of the regulariser; with 0 only the personal bias remains. The authors have 50 for a small
+        kappa: Weight of the regulariser; with 0 only the personal bias remains. The authors use 50 for a small
             convolutional network.
-        momentum: Share of the newest batch in r.
+        momentum: Weight of the newest batch in r.
     """
 
     def __init__(self, task: Task, local_epochs: int = 1, kappa: float = 1.0, momentum: float = 1.0) -> None:
@@ -56,11 +56,11 @@ class DBEClient(FedAvgClient):
         return [name for name in super().shared_keys(learned) if name != "offset"]
 
     def auxiliary_spec(self) -> MessageSpec:
-        """Declares g [num_features]."""
+        """Declares the global mean g [num_features]."""
         return {MEAN: TensorSpec((self.task.num_features,))}
 
     def on_train_start(self) -> None:
-        """Begins r anew."""
+        """Resets the running mean r to 0."""
         self.running = torch.zeros(self.task.num_features, device=self.device)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class DBEClient(FedAvgClient):
 
 
 class FeatureMean(Exchange[DBEClient, FedAvgServer]):
-    """The set-up exchange in which clients train for r and send it, which the server averages to g."""
+    """The set-up exchange in which clients train, send their running mean r, and the server averages these to g."""
 
     name = "feature mean"
     first_stage = True
@@ -89,7 +89,7 @@ class FeatureMean(Exchange[DBEClient, FedAvgServer]):
     discloses = (summed("running mean of the batches' features; the last batch weighs most", images=1),)
 
     def train(self, client: DBEClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the initial weights without bias and regulariser, for r alone: they are what they were afterwards."""
+        """Trains without bias and regulariser, only to compute r; the initial weights are restored afterwards."""
         before = {name: entry.clone() for name, entry in learned_state(client.task).items()}
         client.in_first_period, client.task.round = True, 1
         client.offset.requires_grad_(False)
@@ -114,5 +114,5 @@ class FeatureMean(Exchange[DBEClient, FedAvgServer]):
 
 
 def exchanges(client: DBEClient) -> Exchanges:
-    """FedAvg's exchanges, with the mean of all clients' features as the last before round 1."""
+    """Lists FedAvg's exchanges; the last one before round 1 computes the mean of all clients' features."""
     return with_exchanges(client, FeatureMean())

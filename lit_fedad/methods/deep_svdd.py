@@ -1,8 +1,9 @@
 """Federated Deep SVDD: one centre for all clients, after pre-training as an autoencoder (Ruff et al., ICML 2018).
 
-A baseline of FADngs Table I. Pre-training rounds come before round 1: weights are trained as an autoencoder's and
-averaged. Then clients send the mean of their images' features under the averaged weights, once; the mean of all images
-is the centre, which goes out with the weights of every round (512 bytes at 128 numbers).
+A baseline of FADngs Table I. Pre-training rounds come before round 1: clients train the network as an autoencoder, and
+the server averages its weights. Then each client sends once the mean of its images' features under the averaged
+weights. The mean over all images is the centre; the server sends it with the weights of every round (512 bytes at 128
+features).
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ CENTRE = "centre"
 
 
 class DeepSVDDClient(OneModelClient):
-    """A client that trains around the centre of all clients' images.
+    """A client that trains with the common centre of all clients' images.
 
     Args:
         pretraining: Rounds of pre-training as an autoencoder, before round 1.
@@ -77,12 +78,12 @@ class Centre(AfterMerger):
         return client.auxiliary_spec()
 
     def aggregate(self, server: DeepSVDDServer, updates: Mapping[int, Update]) -> None:
-        """Averages the means, weighted by data size, and keeps the centre off 0."""
+        """Averages the means, weighted by data size, and moves the centre's coordinates away from 0 (`off_zero`)."""
         server.auxiliary = {CENTRE: off_zero(weighted_mean(updates)[CENTRE], server.margin)}
 
 
 def exchanges(client: DeepSVDDClient) -> Exchanges:
-    """Pre-training and the centre, before round 1; then training."""
+    """Lists pre-training and the exchange of the centre before round 1; then training."""
     return Exchanges(
         (*(Pretrain(MEANS) for _ in range(client.pretraining)), Centre()),
         (Train(MEANS),),

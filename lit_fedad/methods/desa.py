@@ -1,9 +1,10 @@
 """DeSA: clients align and distil on anchors, images that all of them have condensed (Huang et al., ICML 2024).
 
-arXiv 2405.11525. Before round 1 each client condenses images of its classes under random networks; their mean over
-clients is what everyone receives. The original has no server: every client keeps a model of its own. FedVCK counts it
-among the methods that send the model up and down (FedVCK Table 10), so here weights are averaged as in FedAvg, and the
-server looks at the anchors with the models that it has received. Losses and constants are those of the released code.
+arXiv 2405.11525. Before round 1 each client condenses images of its classes under random networks. Every client then
+receives the mean of these images over clients: the anchors. The original has no server: every client keeps a model of
+its own. FedVCK counts DeSA among the methods that send the model up and down (FedVCK Table 10). So here weights are
+averaged as in FedAvg, and the server computes the logits of the anchors under the models that it has received. Losses
+and constants are those of the released code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +35,9 @@ ANCHORS, LABELS, LOGITS = "anchors", "anchor_labels", "anchor_logits"
 
 
 class AnchorCondenser(ImageCondenser):
-    """Condenses a client's images as FedDM does, but under the features of networks with new random weights each step.
+    """Condenses a client's images as FedDM does, but by features of a network that gets new random weights each step.
 
-    The networks have the form of the task's encoder.
+    The network has the architecture of the task's encoder.
     """
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
@@ -58,21 +59,21 @@ class AnchorCondenser(ImageCondenser):
 
 
 class DESAClient(FedAvgClient):
-    """A client that trains on its images and on anchors, a batch of which takes part in each step.
+    """A client that trains on its images x and, in each step, on a batch of anchors a too.
 
-    ``CE(x, y) + own CE(a, y_a) + distillation KD(a, y_a) + contrast SupCon(x, a)``: KD is
-    ``0.1 CE + 0.9 T^2 mean_ik p_ik log(p_ik / q_ik)``, with p the softened mean logits of the other clients' models of
-    the last round and q the own ones, from round 2; SupCon is `supervised_contrast` of the features of images and
-    anchors, without gradient through those of anchors.
+    It minimises ``CE(x, y) + own CE(a, y_a) + distillation KD(a, y_a) + contrast SupCon(x, a)``. From round 2, KD is
+    ``(1 - soft) CE + soft T^2 mean_ik p_ik log(p_ik / q_ik)``: p is the softmax at temperature T of the other clients'
+    mean logits of the last round, q that of the client's own logits. SupCon is `supervised_contrast` of the features of
+    images and anchors, without gradient through the features of anchors.
 
     Args:
         task: A `Classifier` of pixels.
         condensation: Steps, batches and learning rate of the anchors.
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
-        anchors: Anchors of a class.
-        least: Fewest images with which a client owns a class, and condenses it.
-        batch_size: Anchors of a step.
+        anchors: Number of anchors of each class.
+        least: Fewest images of a class with which a client owns the class: it condenses its owned classes.
+        batch_size: Anchors in each step.
         own: Weight of the anchors' cross-entropy.
         distillation: Weight of KD.
         contrast: Weight of SupCon; with all three weights 0, training is FedAvg's.
@@ -116,7 +117,7 @@ class DESAClient(FedAvgClient):
         self.temperature, self.soft, self.contrast_temperature = temperature, soft, contrast_temperature
         self.anchors, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.logits = torch.empty(0, task.classes)
-        """The other clients' mean logits of the anchors, of the last round; empty before round 2."""
+        """The other clients' mean logits of the anchors [A, K] in the last round; empty before round 2."""
 
     def receive(self, message: Message) -> None:
         """Loads weights, and the other clients' logits of the anchors."""
@@ -128,7 +129,7 @@ class DESAClient(FedAvgClient):
         return {**super().broadcast_spec(), LOGITS: TensorSpec((Free("anchors"), self.task.classes))}
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        """Computes the losses of a batch and of a batch of anchors, in one forward pass."""
+        """Computes the losses of a batch of images and of a batch of anchors, in one forward pass."""
         if not len(self.anchors) or not (self.own or self.distillation or self.contrast):
             return self.task.training_step(batch, batch_idx)
         rows = torch.randperm(len(self.anchors))[: self.batch_size]
@@ -137,33 +138,34 @@ class DESAClient(FedAvgClient):
         anchors = self.condenser.normalised(self.anchors[rows]).to(images)
         classes = self.labels[rows].to(labels)
         features = self.task({"image": torch.cat([images, anchors])})
-        of_images, of_anchors = features[: len(images)], features[len(images) :]
-        outputs = self.task.objective(of_images, view)
-        logits = self.task.classifier(of_anchors).float()
-        cross = F.cross_entropy(logits, classes)
-        loss = outputs["loss"] + self.own * cross
-        # A client that set-up missed, or that is alone, has no logits of its anchors.
+        image_features, anchor_features = features[: len(images)], features[len(images) :]
+        outputs = self.task.objective(image_features, view)
+        logits = self.task.classifier(anchor_features).float()
+        anchor_loss = F.cross_entropy(logits, classes)
+        loss = outputs["loss"] + self.own * anchor_loss
+        # There are no logits of the anchors in round 1, for a client that missed the set-up, and without other clients.
         if len(self.logits) == len(self.anchors):
             teacher = self.logits[rows].to(logits)
-            loss = loss + self.distillation * self._distilled(logits, teacher, cross)
+            loss = loss + self.distillation * self._distillation_loss(logits, teacher, anchor_loss)
         if self.contrast:
-            both = torch.cat([of_images, of_anchors.detach()]).float()
-            together = torch.cat([labels, classes])
-            loss = loss + self.contrast * supervised_contrast(both, together, self.contrast_temperature)
-        return {**outputs, "loss": loss, "anchor_loss": cross}
+            all_features = torch.cat([image_features, anchor_features.detach()]).float()
+            all_labels = torch.cat([labels, classes])
+            contrast = supervised_contrast(all_features, all_labels, self.contrast_temperature)
+            loss = loss + self.contrast * contrast
+        return {**outputs, "loss": loss, "anchor_loss": anchor_loss}
 
-    def _distilled(self, logits: Tensor, teacher: Tensor, cross: Tensor) -> Tensor:
+    def _distillation_loss(self, logits: Tensor, teacher: Tensor, anchor_loss: Tensor) -> Tensor:
         """Computes KD; the mean is over images and classes, as in the released code."""
-        q, p = ((part / self.temperature).log_softmax(1) for part in (logits, teacher))
-        soft = F.kl_div(q, p, log_target=True, reduction="batchmean") / self.task.classes
-        return (1 - self.soft) * cross + self.soft * self.temperature**2 * soft
+        log_q, log_p = ((z / self.temperature).log_softmax(1) for z in (logits, teacher))
+        kl = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean") / self.task.classes
+        return (1 - self.soft) * anchor_loss + self.soft * self.temperature**2 * kl
 
 
 class DESAServer(FedAvgServer):
-    """FedAvg's server, which averages anchors over clients, and looks at them with the clients' models.
+    """FedAvg's server, which also averages anchors over clients, and computes their logits under the clients' models.
 
     Args:
-        client: A client, for the initial weights and the form of anchors.
+        client: A client, for the initial weights and the number of anchors.
     """
 
     merges_sums = False
@@ -177,10 +179,10 @@ class DESAServer(FedAvgServer):
         self.anchors = torch.empty(0)
         self.labels = torch.empty(0, dtype=torch.int64)
         self.logits: dict[int, Tensor] = {}
-        """Logits [A, K] of the anchors by the model of each client of the last round."""
+        """Logits [A, K] of the anchors by the model of each client that took part in the last round."""
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns the weights, and the mean of the other clients' logits; of none, no logits."""
+        """Returns the weights, and the mean of the other clients' logits; no logits where there are no others."""
         others = [logits for client, logits in self.logits.items() if client != client_id]
         mean = torch.stack(others).mean(0) if others else torch.empty(0, self.task.classes)
         return {**super().broadcast(client_id), LOGITS: mean}
@@ -237,15 +239,15 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
             raise UserError(f"the client sent {len(counts)} classes, and has {update.num_samples} images")
 
     def aggregate(self, server: DESAServer, updates: Mapping[int, Update]) -> None:
-        """Averages the anchors, the first of a class with the first, over the clients that own the class.
+        """Averages the anchors over the clients that own their class: the first of a class with the first, and so on.
 
         Raises:
             UserError: If no client owns a class, or image sizes differ between clients.
         """
-        every = joined({client: update.message for client, update in updates.items()})
-        classes = every.labels.unique()
-        piles = [every.images[every.labels == label] for label in classes]
-        means = [pile.float().unflatten(0, (-1, server.per_class)).mean(0) for pile in piles]
+        anchors = joined({client: update.message for client, update in updates.items()})
+        classes = anchors.labels.unique()
+        images_by_class = [anchors.images[anchors.labels == label] for label in classes]
+        means = [images.float().unflatten(0, (-1, server.per_class)).mean(0) for images in images_by_class]
         server.anchors = torch.cat(means).round().to(torch.uint8)
         server.labels = classes.repeat_interleave(server.per_class)
 
@@ -263,10 +265,10 @@ class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
     def broadcast_spec(self, client: DESAClient) -> MessageSpec:
         """Declares any number of anchors, as bytes."""
         count = Free("anchors")
-        form = (count, Free("channels", 4), Free("height"), Free("width"))
+        shape = (count, Free("channels", 4), Free("height"), Free("width"))
         classes = client.task.classes
         return {
-            ANCHORS: TensorSpec(form, torch.uint8, unordered=True),
+            ANCHORS: TensorSpec(shape, torch.uint8, unordered=True),
             LABELS: TensorSpec((count,), torch.int64, low=0, high=classes - 1, unordered=True),
         }
 
@@ -276,7 +278,7 @@ class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
 
 
 def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Computes the supervised contrastive loss (Khosla et al., NeurIPS 2020) of features, one view each.
+    """Computes the supervised contrastive loss (Khosla et al., NeurIPS 2020) of features of one view of each image.
 
     ``-mean_i mean_{p of i's class} log(e^{z_i z_p / tau} / sum_{j != i} e^{z_i z_j / tau})`` with z of length 1; an
     image that is alone in its class adds 0.
@@ -297,5 +299,5 @@ def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) ->
 
 
 def exchanges(client: DESAClient) -> Exchanges:
-    """FedAvg's; before round 1 anchors go up, and their means over clients down."""
+    """Lists FedAvg's exchanges; before round 1 clients send anchors and receive their means over clients."""
     return with_exchanges(client, SendAnchors(), ReceiveAnchors())

@@ -1,9 +1,9 @@
 """DFRD: the server distils the clients' models into their average, on images of a generator (Luo et al., NeurIPS 2023).
 
 arXiv 2309.13546. Clients train as in FedAvg and send their numbers of images of each class. The server trains a
-generator whose images the ensemble classifies as asked, the averaged model does not, and which differ from each other;
-then it distils the ensemble into the average on images of this generator and of its moving average. Constants are those
-of the released code.
+generator of images that differ from each other, and that the ensemble of the clients' models assigns to the requested
+class while the averaged model does not. Then it distils the ensemble into the averaged model on images of this
+generator and of its moving average. Constants are those of the released code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lit_fedad.models.conditional_gan import ConditionalGenerator
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
-_MOMENTS = (0.5, 0.999)  # of the generator's Adam
+_ADAM_BETAS = (0.5, 0.999)  # of the generator's optimiser
 
 
 class DFRDClient(CountingClient):
@@ -46,35 +46,37 @@ class DFRDClient(CountingClient):
 class DFRDServer(CountingServer):
     """FedAvg's server, which distils the clients' models into their average.
 
-    Each of ``steps`` times a round, Adam takes ``generator_steps`` on the generator, then SGD ``distillation_steps`` on
-    the average f; both start anew. The ensemble is ``e(x) = sum_i t_{i,y} f_i(x)`` with ``t_{i,y}`` client i's share of
-    class y's images, and labels y are drawn in proportion to the images of each class. With h the noise that knows its
-    label (`ConditionalGenerator.mixed`), x = G(h), and KL at a temperature, the generator minimises
-    ``CE(e(x), y) - transfer KL(f(x) || e(x)) + spread exp(-mean_ij d(h_i, h_j) d(x_i, x_j)) + bound L_y``,
-    the second where the ensemble is right and the average is not, and L_y the excess of the labels' embeddings over the
-    root of their length. The average minimises ``KL(e(x) || f(x)) + replay KL(e(x~) || f(x~))``, x~ from the moving
-    average of the generators of earlier rounds. Normalisation layers keep the averaged running statistics.
+    A round has ``steps`` turns. In each turn Adam takes ``generator_steps`` steps on the generator, then SGD takes
+    ``distillation_steps`` steps on the averaged model f; both optimisers start anew in each turn. The ensemble is
+    ``e(x) = sum_i t_{i,y} f_i(x)``, where ``t_{i,y}`` is client i's share of the images of class y. Labels y are drawn
+    in proportion to the images of each class. With h the product of noise and label embedding
+    (`ConditionalGenerator.mixed`), x = G(h), and KL at a temperature, the generator minimises
+    ``CE(e(x), y) - transfer KL(f(x) || e(x)) + spread exp(-mean_ij d(h_i, h_j) d(x_i, x_j)) + bound L_y``.
+    The second term is over images that the ensemble classifies correctly and f does not. L_y is the amount by which the
+    norm of a label's embedding exceeds the square root of its number of entries. The averaged model minimises
+    ``KL(e(x) || f(x)) + replay KL(e(x~) || f(x~))``, with x~ from the moving average of the generators of earlier
+    rounds. Normalisation layers keep the averaged running statistics.
 
     Args:
         image_size: S, the side of the images in pixels.
         channels: Channels of the images.
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
-        steps: Turns of both a round; 0 gives FedAvg.
+        steps: Turns of generator and averaged model in a round; 0 gives FedAvg.
         generator_steps: Steps of the generator in a turn.
-        distillation_steps: Steps of the average in a turn.
-        batch_size: Images of a step.
-        latent: Numbers of noise.
+        distillation_steps: Steps of the averaged model in a turn.
+        batch_size: Images in each step.
+        latent: Length of a noise vector.
         width: Channels of the generator's 4 x 4 map.
         generator_rate: Learning rate of the generator.
-        learning_rate: Learning rate of the average.
-        weight_decay: Weight decay of the average.
+        learning_rate: Learning rate of the averaged model.
+        weight_decay: Weight decay of the averaged model.
         temperature: Temperature of every KL.
-        transfer: Weight of what the average gets wrong.
+        transfer: Weight of the term over images that the averaged model gets wrong.
         spread: Weight of the images' diversity.
-        bound: Weight of the labels' embeddings.
-        memory: Share of the moving average that a round keeps.
-        replay: Weight of images of the moving average, from round 2.
+        bound: Weight of the bound L_y on the labels' embeddings.
+        memory: Share of the generators' moving average that a round keeps.
+        replay: Weight of the loss on images of the moving average, from round 2.
 
     Raises:
         UserError: If a setting is out of range.
@@ -129,7 +131,7 @@ class DFRDServer(CountingServer):
         """The generator's moving average; empty before the first round."""
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages the weights, then distils the clients' models into the average.
+        """Averages the weights, then distils the clients' models into the averaged model.
 
         Raises:
             UserError: If distillation diverges.
@@ -143,7 +145,7 @@ class DFRDServer(CountingServer):
                 self.distil(counts, models)
 
     def distil(self, counts: Tensor, models: Sequence[Message]) -> None:
-        """Trains the generator and distils.
+        """Trains the generator, and distils the clients' models into the averaged model, in turn.
 
         Args:
             counts: Images of each client and class [N, K].
@@ -159,21 +161,21 @@ class DFRDServer(CountingServer):
         ensemble = Ensemble(counts, models, task, self._logits)
         for _ in range(self.steps):
             with frozen(task):
-                generating = self._train_generator(network, ensemble)
-            distilling = self._train_average(network, earlier, ensemble)
-        self.report = {"generator_loss": generating, "distillation_loss": distilling}
+                generator_loss = self._train_generator(network, ensemble)
+            distillation_loss = self._train_average(network, earlier, ensemble)
+        self.report = {"generator_loss": generator_loss, "distillation_loss": distillation_loss}
         self.generator, state = detached(network.state_dict()), task.to("cpu").state_dict()
         self.weights = detached({name: state[name] for name in self.weights})
-        before = self.average or self.generator
+        previous = self.average or self.generator
         self.average = {
-            name: self.memory * before[name] + (1 - self.memory) * entry
+            name: self.memory * previous[name] + (1 - self.memory) * entry
             for name, entry in self.generator.items()
         }
 
     def _train_generator(self, network: ConditionalGenerator, ensemble: Ensemble) -> float:
-        optimizer = torch.optim.Adam(network.parameters(), lr=self.generator_rate, betas=_MOMENTS)
+        optimizer = torch.optim.Adam(network.parameters(), lr=self.generator_rate, betas=_ADAM_BETAS)
         for _ in range(self.generator_steps):
-            labels, noise = self._drawn(network, ensemble)
+            labels, noise = self._draw(network, ensemble)
             mixed = network.mixed(labels, noise)
             images = network.decode(mixed)
             teacher, student = ensemble(images, labels), self._logits(images)
@@ -196,7 +198,7 @@ class DFRDServer(CountingServer):
         for _ in range(self.distillation_steps):
             losses = []
             for source, weight in sources:
-                labels, noise = self._drawn(source, ensemble)
+                labels, noise = self._draw(source, ensemble)
                 with torch.no_grad():
                     images = source(labels, noise)
                     teacher = ensemble(images, labels)
@@ -204,7 +206,7 @@ class DFRDServer(CountingServer):
             last = take_step(optimizer, torch.stack(losses).sum(), "method.server.learning_rate")
         return last
 
-    def _drawn(self, network: ConditionalGenerator, ensemble: Ensemble) -> tuple[Tensor, Tensor]:
+    def _draw(self, network: ConditionalGenerator, ensemble: Ensemble) -> tuple[Tensor, Tensor]:
         """Draws labels [B] in proportion to the clients' images, and noise [B, N]."""
         labels = torch.multinomial(ensemble.frequencies, self.batch_size, replacement=True)
         noise = torch.randn(self.batch_size, network.latent)
@@ -223,7 +225,7 @@ class Ensemble:
     Args:
         counts: Images of each client and class [N, K].
         models: Each client's weights.
-        task: The task that they are weights of; its own are replaced during calls.
+        task: The task that the weights belong to; its own weights are replaced during calls.
         logits: Function from normalised images to the task's logits.
 
     Attributes:
@@ -252,14 +254,14 @@ class Ensemble:
 
 
 def disagreement(teacher: Tensor, student: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Computes the mean of ``KL(student || teacher)`` over images that the teacher alone classifies as asked; else 0.
+    """Computes the mean of ``KL(student || teacher)`` over images that the teacher alone assigns to their label.
 
-    The student's logits are a constant.
+    It is 0 if there are no such images. The student's logits are treated as constants.
 
     Args:
         teacher: The ensemble's logits [B, K].
         student: The average's logits [B, K].
-        labels: Labels that were asked for [B].
+        labels: Labels that the images were generated for [B].
         temperature: Temperature T.
     """
     chosen = (teacher.argmax(1) == labels) & (student.argmax(1) != labels)
@@ -272,7 +274,7 @@ def diversity(mixed: Tensor, images: Tensor) -> Tensor:
     """Computes ``exp(-mean_ij d(h_i, h_j) d(x_i, x_j))``, d the mean square of differences.
 
     Args:
-        mixed: Noise that knows its label h [B, N].
+        mixed: Products h of noise and label embedding [B, N].
         images: Images x [B, C, H, W].
     """
     return (-(_mean_squares(mixed) * _mean_squares(images.flatten(1))).mean()).exp()

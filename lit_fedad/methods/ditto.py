@@ -11,13 +11,14 @@ from lit_fedad.methods.parts.functional import trainable
 
 
 class DittoClient(AnchoredClient, PersonalModelClient):
-    """A client that trains shared weights w as FedAvg does, and its own v by ``grad L(v) + lam (v - w^t)``.
+    """A client that trains shared weights w as FedAvg does, and personal weights v by ``grad L(v) + lam (v - w^t)``.
 
-    Both look at the same batches, and the personal model is trained by the task's optimiser too. A client that has not
+    Both models see the same batches, and the task's optimiser trains the personal model too. A client that has not
     taken part yet has the initial weights for v.
 
     Args:
-        lam: Weight lambda that holds v near the received weights ``w^t``; 0 is training alone.
+        lam: Weight lambda of the term that holds v near the received weights ``w^t``; with 0, v is trained on the
+            client's images alone.
     """
 
     def __init__(self, task: Task, local_epochs: int = 1, lam: float = 0.1) -> None:
@@ -26,7 +27,7 @@ class DittoClient(AnchoredClient, PersonalModelClient):
         self.lam = lam
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Computes the sum of both models' losses on one view; no weight has a gradient of both."""
+        """Computes the sum of both models' losses on one view; every weight gets a gradient from one of them only."""
         view = self.task.view(batch)
         shared = self.task.objective(self.task(view), view)
         personal = self.personal.objective(self.personal(view), view)["loss"]

@@ -1,8 +1,8 @@
 """Federated ELSA: prototypes that all clients share (Han et al., BMVC 2021).
 
 A baseline of FADngs Table I. After every merger, and once before round 1, clients send spherical k-means centres of
-their projections under the merged weights, with the number of images of each; the server clusters all centres, weighted
-by these numbers, to as many prototypes, which go out with the weights.
+their projections under the merged weights, with the number of images of each centre. The server clusters all centres,
+weighted by these numbers, to as many prototypes as one client sends centres. It sends the prototypes with the weights.
 """
 
 import torch
@@ -17,8 +17,8 @@ from lit_fedad.methods.fedavg import MEANS, WEIGHTS, LatestMessages, LatestMessa
 from lit_fedad.tasks.elsa import STEPS, Elsa
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
-_UNIT = 1.01
-"""Largest value of vectors of length 1, and what rounding adds."""
+_MAX_ENTRY = 1.01
+"""Largest entry of a vector of length 1, with a margin for rounding."""
 
 
 class ElsaClient(OneModelClient):
@@ -32,19 +32,19 @@ class ElsaClient(OneModelClient):
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares the prototypes, directions [K, D], which the task holds."""
-        form = tuple(self.task.prototypes.shape)
-        return {PROTOTYPES: TensorSpec(form, low=-_UNIT, high=_UNIT, unordered=True)}
+        shape = tuple(self.task.prototypes.shape)
+        return {PROTOTYPES: TensorSpec(shape, low=-_MAX_ENTRY, high=_MAX_ENTRY, unordered=True)}
 
 
 class Centres(LatestMessages):
-    """The exchange in which clients send centres under the merged weights, from which the prototypes follow."""
+    """The exchange in which clients send centres under the merged weights; the server clusters them to prototypes."""
 
     name = "prototypes"
 
     discloses = (by_class("centres of clusters of the images' features, with their counts"),)
 
     def send(self, client: ElsaClient, loader: DataLoader) -> Message:
-        """Clusters the client's projections: ``prototypes`` [K, D], and images of each ``counts`` [K]."""
+        """Clusters the client's projections; returns centres ``prototypes`` [K, D] and their images ``counts`` [K]."""
         clusters = client.task.cluster(loader, client.context)
         return {PROTOTYPES: clusters.centroids.float(), COUNTS: clusters.counts.long()}
 
@@ -54,7 +54,7 @@ class Centres(LatestMessages):
         return {**client.auxiliary_spec(), COUNTS: counts}
 
     def validate(self, server: LatestMessagesServer, client_id: int, update: Update) -> None:
-        """Checks that the counts are those of a client with so many images."""
+        """Checks that the counts add up to the client's number of images."""
         counted = int(update.message[COUNTS].sum())
         if counted != update.num_samples:
             raise UserError(
@@ -62,16 +62,20 @@ class Centres(LatestMessages):
             )
 
     def auxiliary_of(self, server: LatestMessagesServer, joined: Message) -> Message:
-        """Clusters the centres of all clients, to as many as one sends."""
-        draw, number = server.context.generator("prototypes"), len(joined[PROTOTYPES]) // len(server.last)
-        weights = joined[COUNTS].double()
-        points = joined[PROTOTYPES]
+        """Clusters the centres of all clients, to as many prototypes as one client sends centres."""
+        generator, centres = server.context.generator("prototypes"), joined[PROTOTYPES]
         clusters = kmeans(
-            points, number, generator=draw, weights=weights, max_steps=STEPS, tolerance=0, spherical=True
+            centres,
+            len(centres) // len(server.last),
+            generator=generator,
+            weights=joined[COUNTS].double(),
+            max_steps=STEPS,
+            tolerance=0,
+            spherical=True,
         )
         return {PROTOTYPES: clusters.centroids.float()}
 
 
 def exchanges(client: ElsaClient) -> Exchanges:
-    """Centres under the initial weights; then training, and centres under the merged weights."""
+    """Lists centres under the initial weights; then, in every round, training and centres under the merged weights."""
     return Exchanges((Centres(initial=True),), (Train(MEANS), Centres()), evidence=WEIGHTS)

@@ -1,10 +1,10 @@
 """FADngs: noisy global densities, contrastive training, ensemble distillation (Dong et al., TNNLS 2024).
 
-Every round has two exchanges: clients train under the global model and densities and send weights; the server merges
-them, and clients send the densities of their images under the merged model. Round 0 is a first exchange of densities,
-under the initial weights. The order is that of FADngs Alg. 1, whose rounds begin with the densities.
+Every round has two exchanges. First clients train with the global model and densities, and send weights, which the
+server merges. Then clients send the densities of their images under the merged model. Round 0 is a first exchange of
+densities, under the initial weights. The order is that of FADngs Alg. 1, whose rounds begin with the densities.
 
-What holds of the paper's claims, at a scale far below its own: docs/fadngs.md.
+docs/fadngs.md tells which of the paper's claims hold here, at a scale far below the paper's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,17 +34,17 @@ from lit_fedad.tasks.contrastive import Contrastive
 
 MEAN, COVARIANCE = "densities.mean", "densities.covariance"
 
-_UNIT = 1.01
-"""Largest value of means and covariances of unit vectors, and what rounding adds."""
+_MAX_ENTRY = 1.01
+"""Largest entry of means and covariances of unit vectors, with a margin for rounding."""
 
 
 class FADngsClient(FedAvgClient):
-    """A client that trains under the densities of all clients, and sends its own.
+    """A client that trains with the densities of all clients, and sends densities of its own images.
 
     Args:
         local_epochs: Passes over the client's data per round (E_l).
         aggregate_buffers: As in `FedAvgClient`.
-        share_densities: Whether densities are shared (NGDE); otherwise clients score by their own, as under FedAvg.
+        share_densities: Whether clients share densities (NGDE); otherwise each scores by its own, as with FedAvg.
     """
 
     needs = Contrastive
@@ -60,7 +60,8 @@ class FADngsClient(FedAvgClient):
     ) -> None:
         super().__init__(task, local_epochs, aggregate_buffers=aggregate_buffers)
         self.share_densities = share_densities
-        self.embedded: tuple[tuple[int, int], Tensor, Tensor] | None = None  # round and stage first
+        self.embedded: tuple[tuple[int, int], Tensor, Tensor] | None = None
+        """Round and stage of the last embedding, the embeddings [n, D], and the positions of their images."""
 
     @property
     def predictors(self) -> Predictors:
@@ -69,31 +70,31 @@ class FADngsClient(FedAvgClient):
         return Predictors(shared=shared, server_shared=shared)
 
     def own_keys(self, learned: Iterable[str]) -> list[str]:
-        """Lists entries that are not sent, without the densities of all clients and what follows from them."""
+        """Lists the personal entries: FedAvg's, without the task's buffers of densities where densities are shared."""
         shared = self.task.local_buffers if self.share_densities else ()
         return [name for name in super().own_keys(learned) if name not in shared]
 
     def auxiliary_spec(self) -> MessageSpec:
-        """Declares the densities of all clients, which the task holds, where they are shared."""
+        """Declares the densities of all clients, where they are shared; the task holds them."""
         return self.densities_spec() if self.share_densities else {}
 
     def densities_spec(self) -> MessageSpec:
         """Declares any number of densities of unit vectors: means [n, D] and covariances [n, D, D]."""
         width = self.task.densities.mean.shape[1]
         number = Free("densities")
-        vectors = partial(TensorSpec, low=-_UNIT, high=_UNIT, unordered=True)
+        vectors = partial(TensorSpec, low=-_MAX_ENTRY, high=_MAX_ENTRY, unordered=True)
         return {
             MEAN: vectors((number, width)),
             COVARIANCE: vectors((number, width, width), definite=True),
         }
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
-        """Predicts which images are normal (FADngs Eq. 8), from the embeddings of the last densities."""
+        """Predicts which images are normal (FADngs Eq. 8), from the embeddings that the last densities were made of."""
         if not self.share_densities:
             super().refresh(loader, predicts)
             return
         last = self.context.round - 1
-        # A client that took no part in the last round, or holds the images of a new stage, has none of these yet.
+        # A client has no such embeddings yet if it took no part in the last round, or holds images of a new stage.
         if self.embedded is None or self.embedded[0] != (last, self.context.stage):
             self.embed(last, loader)
         assert self.embedded is not None
@@ -101,18 +102,18 @@ class FADngsClient(FedAvgClient):
         self.task.select(z, index)
 
     def embed(self, round: int, loader: DataLoader) -> Tensor:
-        """Embeds the client's images [n, D] under the merged weights of a round, and keeps it with their positions."""
+        """Embeds the client's images [n, D] under the merged weights of a round; keeps embeddings and positions."""
         z, index = self.task.embed(loader)
         self.embedded = (round, self.context.stage), z.cpu(), index
         return self.embedded[1]
 
 
 class LastMerge(NamedTuple):
-    """The models that the last round's global model was computed from.
+    """The models that the global model of the last round was computed from.
 
     Attributes:
-        averaged: Weights before distillation.
-        local: Weights by client.
+        averaged: Averaged weights before distillation.
+        local: Uploaded weights by client.
     """
 
     averaged: Message
@@ -120,17 +121,17 @@ class LastMerge(NamedTuple):
 
 
 class FADngsServer(LatestMessagesServer):
-    """The server, which keeps the clients' last densities, averages weights, and distils.
+    """The server, which keeps the clients' last densities, averages weights, and distils the clients' models.
 
     Args:
-        distillation: Distillation (SED); None for the average alone.
+        distillation: Ensemble distillation (SED); None to average weights only.
         public: Public images uint8 [P, 3, S, S], or their frozen features [P, C]; required by ``distillation``.
 
     Attributes:
-        last_merge: The models merged in the last round, after it; not part of the state.
+        last_merge: The models merged in the last round, once it is over, else None; not part of the state.
 
     Raises:
-        UserError: If it is to distil with running statistics that stay with the clients.
+        UserError: If distillation is on, and running statistics stay with the clients.
     """
 
     merges_sums = False
@@ -167,7 +168,7 @@ class FADngsServer(LatestMessagesServer):
             )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages (FADngs Eq. 10), then distils into the average (FADngs Eq. 11, FADngs Eq. 12 and FADngs Eq. 13)."""
+        """Averages weights (FADngs Eq. 10), then distils into them (FADngs Eq. 11, FADngs Eq. 12, FADngs Eq. 13)."""
         super().aggregate(updates)
         self.task.round = self.context.round
         if self.context.round == self.task.rounds:  # only then, to save memory in training
@@ -184,7 +185,7 @@ class FADngsServer(LatestMessagesServer):
 
 
 class ShareDensities(LatestMessages):
-    """The exchange in which clients estimate densities under the merged weights, which the server keeps."""
+    """The exchange in which clients send densities of their images under the merged weights; the server keeps them."""
 
     name = "densities"
 
@@ -207,7 +208,7 @@ class ShareDensities(LatestMessages):
 
 
 def exchanges(client: FADngsClient) -> Exchanges:
-    """Densities under the initial weights; then, in every round, training and densities under merged weights."""
+    """Lists densities under the initial weights; then, in every round, training and densities under merged weights."""
     if not client.share_densities:
         return fedavg.exchanges(client)
     evidence = replace(

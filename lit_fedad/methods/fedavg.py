@@ -42,17 +42,17 @@ from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, st
 Buffers = Literal["mean", "local"]
 
 MEANS = Sums(lambda client: WeightedMeans())
-"""Weights add up to their mean, weighted by data size."""
+"""Merges messages to their mean, weighted by data size."""
 
 EQUAL_MEANS = Sums(lambda client: WeightedMeans(equal=True))
-"""The same where all clients have equal weights."""
+"""Merges messages to their mean, in which all clients have equal weights."""
 
 
 class FedAvgClient(Client):
     """A client that trains the received weights, on any task, and sends them back.
 
-    What the task prepares from local data (a memory bank) stays personal. It is recomputed whenever received weights
-    differ from those that it was computed with, so that a client never scores with a bank of other weights.
+    What the task prepares from local data (a memory bank) stays personal. It is recomputed whenever the received
+    weights differ from those that it was computed with, so that a client never scores with a bank of old weights.
 
     Args:
         task: What the client learns.
@@ -61,22 +61,25 @@ class FedAvgClient(Client):
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
 
     Attributes:
-        shares_weights: Whether a task without weights leaves the method nothing to do.
-        auxiliary: What was received beside the weights.
+        shares_weights: Whether the method shares weights, and so refuses a task that trains none.
+        auxiliary: The tensors that were received beside the weights, as `auxiliary_spec` declares them.
 
     Raises:
         UserError: If no weight trains, and the method shares weights.
-        TypeError: If a subclass has a ``deploy`` of its own and does not say ``own_model``; when it is defined.
+        TypeError: When a subclass is defined that overrides ``deploy`` and does not set ``own_model``.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
     shares_weights: ClassVar[bool] = True
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuses a client of which nobody knows whose model predicts: one client would be scored for all."""
+        """Refuses a subclass that overrides ``deploy`` and does not say whether each client has its own predictor.
+
+        Without the declaration one client would be scored for all.
+        """
         super().__init_subclass__(**arguments)
-        said = cls.own_model or {"own_model", "predictors"} & vars(cls).keys()
-        if "deploy" in vars(cls) and not said:
+        declared = cls.own_model or {"own_model", "predictors"} & vars(cls).keys()
+        if "deploy" in vars(cls) and not declared:
             raise TypeError(
                 f"{cls.__name__} overrides deploy: say own_model = True beside it, if it loads a model of the"
                 " client's own, or own_model = False"
@@ -102,7 +105,7 @@ class FedAvgClient(Client):
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
-        """Checks that a class of task has weights, where the method shares them."""
+        """Checks that a task class has weights, if the method shares weights."""
         super().check_task(task)
         if cls.shares_weights and not task.trains:
             raise UserError(
@@ -118,7 +121,11 @@ class FedAvgClient(Client):
         return Predictors(shared=shared and not self.own_model, server_shared=shared)
 
     def shared_keys(self, learned: Iterable[str]) -> list[str]:
-        """Lists the shared entries of the task's state, among those that training changes: all but personal ones."""
+        """Lists which of the entries that training changes are shared: all but the personal ones.
+
+        Args:
+            learned: Names of the entries of the task's state that training changes.
+        """
         personal = {*self.task.local_buffers}
         if self.aggregate_buffers == "local":
             personal |= {name for name, _ in self.task.named_buffers()}
@@ -140,7 +147,7 @@ class FedAvgClient(Client):
         return {n: replace(form, low=0) if n.endswith("running_var") else form for n, form in spec.items()}
 
     def own_keys(self, learned: Iterable[str]) -> list[str]:
-        """Lists the personal entries, among those that training changes: those that are not shared."""
+        """Lists which of the entries that training changes are personal: those that are not shared."""
         names = list(learned)
         shared = set(self.shared_keys(names))
         return [name for name in names if name not in shared]
@@ -157,11 +164,11 @@ class FedAvgClient(Client):
             self.task.load_state_dict(entries, strict=False)
 
     def auxiliary_spec(self) -> MessageSpec:
-        """Declares what the server sends beside the weights, such as a centre of all clients; by default nothing."""
+        """Declares what the server sends beside the weights, such as a common centre; by default nothing."""
         return {}
 
     def receive(self, message: Message) -> None:
-        """Loads the averaged weights, and what else the task holds under a name of the message; keeps the rest."""
+        """Loads the entries of the message that the task has, such as the weights; keeps those of `auxiliary_spec`."""
         self.auxiliary = {name: message[name] for name in self.auxiliary_spec()}
         self.task.load_state_dict(message, strict=False)
 
@@ -170,7 +177,7 @@ class FedAvgClient(Client):
         return {**self.shared_spec(), **self.auxiliary_spec()}
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
-        """Recomputes the task's bank under the weights of the last round, once per round, where it is used."""
+        """Recomputes the task's bank under the weights of the last round, if it is used; at most once a round."""
         used = self.task.prepares and (predicts or self.task.trains_on_bank)
         if used and self.refreshed_in < self.context.round:
             self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
@@ -188,7 +195,7 @@ class FedAvgClient(Client):
 
 
 class ServerModelClient(FedAvgClient):
-    """A FedAvg client of which only the server's model predicts, which is the same for all."""
+    """A FedAvg client that predicts with the server's model, which is the same for all clients."""
 
     @property
     def predictors(self) -> Predictors:
@@ -197,7 +204,7 @@ class ServerModelClient(FedAvgClient):
 
 
 class OneModelClient(FedAvgClient):
-    """A FedAvg client with nothing of its own: what predicts beside the weights comes from the server, too."""
+    """A FedAvg client without a personal state: all that predictions need comes from the server."""
 
     @property
     def predictors(self) -> Predictors:
@@ -221,10 +228,10 @@ class FedAvgServer(Server):
             FedYogi, FedAdagrad); None replaces the weights by the mean. Entries that do not train are averaged.
 
     Attributes:
-        report: Scalars of the last round to track, of servers that do more than average.
+        report: Scalars of the last round to track; empty for servers that only average.
         weights: The global model, as broadcast.
-        auxiliary: What is broadcast beside it (`FedAvgClient.auxiliary_spec`). New tensors are put there where a value
-            changes, for the same tensors are serialised once for all clients.
+        auxiliary: The tensors that are broadcast beside the weights (`FedAvgClient.auxiliary_spec`). A value changes by
+            a new tensor, never in place, because a tensor is serialised once for all clients.
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
 
     Raises:
@@ -245,7 +252,7 @@ class FedAvgServer(Server):
         if server_optimizer is not None:
             try:
                 server_optimizer([nn.Parameter(torch.zeros(1))])
-            except ValueError as error:  # as torch's optimisers refuse a number
+            except ValueError as error:  # raised by torch's optimisers for a setting out of range
                 raise UserError(f"method.server.server_optimizer: {error}") from error
         self.server_optimizer_state: dict[str, Any] = {}
         learnt = trainable(client.task)
@@ -263,12 +270,12 @@ class FedAvgServer(Server):
 
     @property
     def launched(self) -> Fabric:
-        """Device and precision of a server that trains, which the federation has set."""
+        """Device and precision of a server that trains; the federation has set them."""
         assert self.fabric is not None
         return self.fabric
 
     def mean_weights(self, updates: Mapping[int, Update], equal: bool = False) -> Message:
-        """Averages the clients' weights, ``sum_n z_n W_n``, without what else is in their messages."""
+        """Averages the clients' weights, ``sum_n z_n W_n``; other entries of their messages are left out."""
         weights = {
             client: replace(update, message={name: update.message[name] for name in self.weights})
             for client, update in updates.items()
@@ -276,37 +283,39 @@ class FedAvgServer(Server):
         return weighted_mean(weights, equal)
 
     def moved(self, updates: Mapping[int, Update]) -> list[str]:
-        """Lists the weights that any client has changed; a task may train some of them in some rounds alone."""
-        sent = [update.message for update in updates.values()]
+        """Lists the weights that any client has changed; a task may train some weights only in some rounds."""
+        messages = [update.message for update in updates.values()]
         return [
-            name for name in self.trained if any(not torch.equal(m[name], self.weights[name]) for m in sent)
+            name
+            for name in self.trained
+            if any(not torch.equal(message[name], self.weights[name]) for message in messages)
         ]
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Moves W to the mean of the clients' weights, or towards it by an optimiser.
 
-        What no client has changed stays: momentum would take it away from what clients train on it.
+        Weights that no client has changed stay as they are: momentum must not move them.
         """
         merged = self.mean_weights(updates)
         if self.server_optimizer is not None:
-            moving = {name: nn.Parameter(self.weights[name].clone()) for name in self.trained}
-            optimizer = self.server_optimizer(moving.values())
-            if self.server_optimizer_state:  # copied, for its steps change what it is given
+            parameters = {name: nn.Parameter(self.weights[name].clone()) for name in self.trained}
+            optimizer = self.server_optimizer(parameters.values())
+            if self.server_optimizer_state:  # a copy, because the optimiser changes its state in place
                 optimizer.load_state_dict(deepcopy(self.server_optimizer_state))
             for name in self.moved(updates):
-                moving[name].grad = self.weights[name] - merged[name]
+                parameters[name].grad = self.weights[name] - merged[name]
             optimizer.step()
-            merged |= {name: parameter.detach() for name, parameter in moving.items()}
+            merged |= {name: parameter.detach() for name, parameter in parameters.items()}
             self.server_optimizer_state = optimizer.state_dict()
         self.weights = merged
 
 
 @dataclass(frozen=True)
 class AfterMerger(Exchange[Any, Any]):
-    """An exchange in which clients send something of their images under the merged weights.
+    """An exchange after the merger: clients send what they compute of their images under the merged weights.
 
     Attributes:
-        initial: Whether it comes before round 1, where no weights are sent, since all clients have the same.
+        initial: Whether the exchange comes before round 1. Then no weights are sent, since all clients have the same.
     """
 
     initial: bool = False
@@ -339,23 +348,23 @@ class LatestMessagesServer(FedAvgServer):
 
 
 class LatestMessages(AfterMerger):
-    """An exchange after the merger: the last messages of all clients give what is sent beside the weights."""
+    """An exchange after the merger; the server computes its auxiliary tensors from the last messages of all clients."""
 
     def aggregate(self, server: LatestMessagesServer, updates: Mapping[int, Update]) -> None:
         """Replaces the messages of the round's clients; those of other clients are kept."""
-        new = {client: update.message for client, update in updates.items()}
-        server.last = dict(sorted({**server.last, **new}.items()))
+        new_messages = {client: update.message for client, update in updates.items()}
+        server.last = dict(sorted({**server.last, **new_messages}.items()))
         messages = list(server.last.values())
         joined = {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
         server.auxiliary = {**server.auxiliary, **self.auxiliary_of(server, joined)}
 
     def auxiliary_of(self, server: LatestMessagesServer, joined: Message) -> Message:
-        """Computes what is sent beside the weights, from all last messages joined along their first dimension."""
+        """Computes the auxiliary tensors from all clients' last messages, joined along their first dimension."""
         return joined
 
 
 def exchanges(client: FedAvgClient) -> Exchanges:
-    """Pooled statistics and local preparation where the task requires them; then training."""
+    """Lists pooled statistics and local preparation where the task requires them; then training."""
     return with_exchanges(client)
 
 
@@ -365,7 +374,7 @@ def with_exchanges(
     rounds: tuple[Exchange, ...] = (Train(MEANS),),
     evidence: Evidence | None = None,
 ) -> Exchanges:
-    """Lists FedAvg's exchanges, with more at the end of the set-up, and others in a round."""
+    """Lists FedAvg's exchanges, with further ones at the end of the set-up, and other ones in a round if given."""
     pooled = standardised(client.task)
     statistics: tuple[Exchange, ...] = (pool_channels(client.task),) if pooled else ()
     prepare = (Prepare(pooled),) if pooled or client.task.prepares else ()
@@ -378,8 +387,8 @@ def predict_with_weights(server: FedAvgServer, client: Client, update: Update) -
     Raises:
         UserError: If no weights are sent, or prediction requires state that is never sent (a bank, densities).
     """
-    task, sent = client.task, server.broadcast(client.context.client or 0)
-    if not update.message or (task.prepares and sent.keys().isdisjoint(task.local_buffers)):
+    task, broadcast = client.task, server.broadcast(client.context.client or 0)
+    if not update.message or (task.prepares and broadcast.keys().isdisjoint(task.local_buffers)):
         raise nothing_to_attack(client)
     task.load_state_dict(update.message, strict=False)
 

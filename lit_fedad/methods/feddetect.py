@@ -1,9 +1,9 @@
 """FedDetect: an averaged autoencoder, a learning rate that falls over rounds, one threshold for all clients.
 
 A baseline of FADngs Table I, whose text says that it "learns AE and specific threshold" (Zhang et al., 2021, FedIoT).
-After every merger clients send number, mean and variance of their images' errors under the merged weights; the
-threshold is ``mean + a std / sqrt(B)`` of all of them, with B images a batch. Scores are errors divided by the
-threshold: above 1 an image is anomalous to FedDetect.
+After every merger clients send number, mean and variance of their images' reconstruction errors under the merged
+weights. The threshold is ``mean + a std / sqrt(B)`` over the errors of all clients, with batches of B images. Scores
+are errors divided by the threshold: FedDetect calls an image with a score above 1 anomalous.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.autoencoder import Autoencoder, FeatureAutoencoder
 
 THRESHOLD = "threshold"
-_SMALLEST = 1e-12  # threshold; errors are squares
+_MIN_THRESHOLD = 1e-12  # keeps scores finite
 
 
 class FedDetectClient(FedAvgClient):
@@ -32,7 +32,7 @@ class FedDetectClient(FedAvgClient):
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
-        """Checks that a class of task is an autoencoder."""
+        """Checks that a task class is an autoencoder."""
         super().check_task(task)
         if not issubclass(task, (Autoencoder, FeatureAutoencoder)):
             raise UserError(
@@ -42,22 +42,22 @@ class FedDetectClient(FedAvgClient):
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares the threshold."""
-        return {THRESHOLD: TensorSpec((), low=_SMALLEST)}
+        return {THRESHOLD: TensorSpec((), low=_MIN_THRESHOLD)}
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Scores images by their errors over the threshold."""
+        """Scores images by their errors divided by the threshold."""
         prediction = super().predict_step(batch, batch_idx)
         threshold = self.auxiliary[THRESHOLD].to(prediction.image_score)
-        drawn = None if prediction.anomaly_map is None else prediction.anomaly_map / threshold
-        return prediction._replace(image_score=prediction.image_score / threshold, anomaly_map=drawn)
+        anomaly_map = None if prediction.anomaly_map is None else prediction.anomaly_map / threshold
+        return prediction._replace(image_score=prediction.image_score / threshold, anomaly_map=anomaly_map)
 
 
 class FedDetectServer(FedAvgServer):
     """FedAvg's server, which also sends the threshold.
 
     Args:
-        deviations: Number a of standard deviations of a batch's mean error above the mean.
-        batch_size: Images of a batch (B).
+        deviations: Number a of standard deviations, of a batch's mean error, by which the threshold exceeds the mean.
+        batch_size: Images in a batch (B).
     """
 
     def __init__(self, client: FedDetectClient, deviations: float = 1.0, batch_size: int = 32) -> None:
@@ -103,10 +103,10 @@ class Errors(AfterMerger):
         )
         mean, variance = pool_moments(counts, means, variances)
         threshold = mean + server.deviations * (variance / server.batch_size).sqrt()
-        server.auxiliary = {THRESHOLD: threshold[0].clamp(min=_SMALLEST)}
+        server.auxiliary = {THRESHOLD: threshold[0].clamp(min=_MIN_THRESHOLD)}
         server.report = {THRESHOLD: float(server.auxiliary[THRESHOLD])}
 
 
 def exchanges(client: FedDetectClient) -> Exchanges:
-    """FedAvg's, and errors under the weights of each merger, the initial ones first."""
+    """Lists FedAvg's exchanges, with errors under the initial weights, and after every merger under the merged ones."""
     return with_exchanges(client, Errors(initial=True), rounds=(Train(MEANS), Errors()))

@@ -53,8 +53,8 @@ class OwnImages(NamedTuple):
 class ImageCondenser(CondensedClient):
     """A client that condenses its images class by class, and sends the condensed images.
 
-    Synthetic images are optimised to lie near the real ones of their class by `class_distance`. A class with fewer than
-    ``least`` images at a client is left out; a client that owns no class sends no image.
+    It optimises synthetic images to minimise their `class_distance` from the real images of their class. A client owns
+    the classes of which it has at least ``least`` images, and leaves the others out; if it owns none it sends no image.
 
     Args:
         condensation: Steps, batches and learning rate.
@@ -63,7 +63,7 @@ class ImageCondenser(CondensedClient):
         std: Standard deviation of each channel.
         share: Ratio p of synthetic to real images of a class; the number is rounded up.
         minimum: Fewest synthetic images of a class.
-        least: Fewest images with which a client owns a class.
+        least: Fewest images of a class with which a client owns the class.
         quantize: Whether images are sent as bytes, clipped to the range of pixels, or as float32, not clipped.
 
     Raises:
@@ -74,7 +74,7 @@ class ImageCondenser(CondensedClient):
         self,
         task: Classifier,
         condensation: Condensation,
-        init: Literal["noise", "real"],  # no default: real images must be somebody's choice
+        init: Literal["noise", "real"],  # no default, because "real" starts from images of the client
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
         share: float = 0.0,
@@ -110,7 +110,7 @@ class ImageCondenser(CondensedClient):
         """
         local = self.images_by_class(loader)
         with frozen(self.task):
-            chances, facts = self.survey(local, fabric)
+            sampling_weights, extra_entries = self.survey(local, fabric)
             counts = [synthetic_images(size, self.share, self.minimum) for size in local.sizes]
             synthetic, losses = local.images[:0], list[float]()
             if counts:
@@ -120,7 +120,7 @@ class ImageCondenser(CondensedClient):
                         self.initial_images(local, counts, generator),
                         counts,
                         local.images,
-                        chances,
+                        sampling_weights,
                         lambda real, fake: self.class_distance(real, fake, counts),
                         generator,
                         fabric,
@@ -131,13 +131,13 @@ class ImageCondenser(CondensedClient):
             IMAGES: as_bytes(pixels) if self.quantize else pixels,
             CLASSES: torch.tensor(local.classes, dtype=torch.int64),
             COUNTS: torch.tensor(counts, dtype=torch.int64),
-            **facts,
+            **extra_entries,
         }
         return {"loss": sum(losses) / len(losses), "last_loss": losses[-1]} if losses else {}
 
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
-        """Synthetic images; those that begin as real ones are taken for these."""
+        """What the condensed images disclose; those initialised as real images count as real images."""
         share = f", or {100 * self.share:g} % of its images where that is more" if self.share else ""
         many = f"{self.minimum} of each class that has at least {self.least}{share}"
         if self.init == "real":
@@ -173,7 +173,7 @@ class ImageCondenser(CondensedClient):
         return OwnImages(images[order], owned.nonzero()[:, 0].tolist(), sizes[owned].tolist())
 
     def survey(self, local: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
-        """Returns each image's weight in draws, by class, and further entries of the client's message."""
+        """Returns the images' weights in random draws, one tensor [n] a class, and further entries of the upload."""
         return [torch.ones(size) for size in local.sizes], {}
 
     def initial_images(self, local: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -181,9 +181,9 @@ class ImageCondenser(CondensedClient):
         if self.init == "noise":
             return torch.randn(sum(counts), *local.images.shape[1:], generator=generator)
         chosen = []
-        for pile, count in zip(local.images.split(local.sizes), counts, strict=True):
-            order = torch.randperm(len(pile), generator=generator)
-            chosen.append(pile[order.repeat(-(-count // len(pile)))[:count]])
+        for images, count in zip(local.images.split(local.sizes), counts, strict=True):
+            order = torch.randperm(len(images), generator=generator)
+            chosen.append(images[order.repeat(-(-count // len(images)))[:count]])
         return torch.cat(chosen)
 
     def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
@@ -192,13 +192,13 @@ class ImageCondenser(CondensedClient):
 
 
 class FedDMClient(ImageCondenser):
-    """A client whose synthetic images have the mean feature and the mean logits of each class of the real ones.
+    """A client that condenses images to match the mean features and mean logits of the real images of each class.
 
-    They have them under the received weights plus noise drawn for each step. Real and synthetic batches are normalised
-    by their own statistics. The differentially private variant is not implemented.
+    Features and logits are computed under the received weights plus noise, which is drawn for each step. Real and
+    synthetic batches are normalised by their own statistics. The differentially private variant is not implemented.
 
     Args:
-        radius: Largest norm rho of the noise over all weights; 0 for none.
+        radius: Largest norm rho of the noise over all weights; 0 for no noise.
         **condensing: See `ImageCondenser`.
 
     Raises:
@@ -212,24 +212,24 @@ class FedDMClient(ImageCondenser):
 
     def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the loss between the real images of each class and its ``counts`` synthetic ones."""
-        weights = self._disturbed() if self.radius else {}
+        weights = self._perturbed_weights() if self.radius else {}
 
-        def moments(features: Tensor) -> Tensor:
+        def with_logits(features: Tensor) -> Tensor:
             return torch.cat([features, self.task.classifier(features)], 1)
 
-        def both(task: Task) -> tuple[Tensor, Tensor]:
+        def features_of_both(task: Task) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
-                target = moments(record(self.task.encoder, real.images, real.times)[0])
-            return target, moments(unconstrained(self.task.encoder, synthetic))
+                real_features = with_logits(record(self.task.encoder, real.images, real.times)[0])
+            return real_features, with_logits(unconstrained(self.task.encoder, synthetic))
 
-        target, reached = with_weights(self.task, weights, both)
-        return class_mmd(target, reached, real.times, real.sizes, counts)
+        real_features, synthetic_features = with_weights(self.task, weights, features_of_both)
+        return class_mmd(real_features, synthetic_features, real.times, real.sizes, counts)
 
-    def _disturbed(self) -> Message:
-        """Returns the received weights plus normal noise, cut to a norm of ``radius``."""
+    def _perturbed_weights(self) -> Message:
+        """Returns the received weights plus normal noise, whose norm is cut to ``radius``."""
         weights = dict(self.task.named_parameters())
         noise = {name: torch.randn(weight.shape).to(weight) for name, weight in weights.items()}
-        norm = math.sqrt(sum(float(part.square().sum()) for part in noise.values()))
+        norm = math.sqrt(sum(float(entry.square().sum()) for entry in noise.values()))
         return {name: weight + min(self.radius / norm, 1) * noise[name] for name, weight in weights.items()}
 
 
@@ -254,11 +254,11 @@ class FedDMServer(CondensedServer):
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Keeps the number of all clients: those of one round may own nothing while others do."""
+        """Keeps the number of all clients: the clients of one round may own no class while others own some."""
         self.clients = len(sizes)
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks numbers of images and classes, and that images are of one form with those of earlier rounds."""
+        """Checks the numbers of images and classes, and that images have the same shape as those of earlier rounds."""
         images, counts, real = update.message[IMAGES], update.message[COUNTS], update.num_samples
         if len(counts) * self.least > real:
             raise UserError(f"the client sent {len(counts)} classes, and has {real} images")
@@ -282,7 +282,7 @@ class FedDMServer(CondensedServer):
         sent = any(len(update.message[IMAGES]) for update in updates.values())
         if not sent and (self.knowledge or len(updates) < self.clients):
             self.report = {"images": 0.0}
-            self._unowned = list(range(self.task.classes))  # told after round 1 alone
+            self._unowned = list(range(self.task.classes))  # `warnings` lists them after round 1
             return
         new = joined({client: update.message for client, update in updates.items()})
         self.learn(new, self.extra_loss([update.message for update in updates.values()]))
@@ -305,5 +305,5 @@ class Condense(Train):
 
 
 def exchanges(client: ImageCondenser) -> Exchanges:
-    """One exchange a round: weights to the clients, condensed images to the server."""
+    """Lists one exchange a round: weights to the clients, condensed images to the server."""
     return with_exchanges(client, rounds=(Condense(),), evidence=CONDENSED)

@@ -1,8 +1,9 @@
 """FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012).
 
-Each client trains a personal head against the shared memory, and sends its patches compressed to a memory; the server
-clusters these to the next one. The method as printed in the paper, `feddymem_literal`, collapses: FedDyMem Eq. 14,
-FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means returns them in arbitrary order.
+Each client trains a personal head against the shared memory, and sends its patches compressed to a memory of its own.
+The server clusters the clients' memories to the next shared one. The method as printed in the paper,
+`feddymem_literal`, collapses: FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but
+k-means returns slots in arbitrary order.
 `lit_fedad.methods.federated_bank` extends client and server to a bank of sums without a head.
 """
 
@@ -45,8 +46,8 @@ from lit_fedad.methods.parts.pooled_statistics import (
 )
 from lit_fedad.tasks.memory_bank import MemoryBank
 
-_COLLAPSED = 0.5
-"""Share of the memory's initial spread below which the server warns."""
+_MIN_SPREAD = 0.5
+"""Share of the memory's initial spread below which the server warns of a collapse."""
 
 MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of similar patches (a group may be one patch)")
 """What a memory tells of a client's images."""
@@ -95,12 +96,12 @@ class FedDyMemClient(MomentsClient):
 
     @property
     def pools_threshold(self) -> bool:
-        """Whether the loss of a head is measured by a median distance, which clients pool."""
+        """Whether the threshold of the head's loss is a median distance, which the server pools from the clients'."""
         return self.task.head is not None and isinstance(self.task.loss.threshold, str)
 
     @property
     def predictors(self) -> Predictors:
-        """One model for all clients where there is no head, or none has been trained, since all else is shared."""
+        """One model for all clients if there is no head, or no head has been trained: all else is shared."""
         return Predictors(shared=self.task.head is None, shared_at_first=not self.independent_init)
 
     @property
@@ -114,7 +115,10 @@ class FedDyMemClient(MomentsClient):
             self.task.head.load_state_dict(weights)
 
     def receive(self, message: Message) -> None:
-        """Loads statistics, memory and threshold, as far as the message holds them; a new client may draw its head."""
+        """Loads statistics, memory and threshold, as far as the message holds them.
+
+        With ``independent_init`` a client first draws its head when it receives its first message.
+        """
         task = self.task
         if self.independent_init and not self.drew_head and task.head is not None:
             with seeded(self.context.seed, "head", client=self.context.client):
@@ -127,7 +131,7 @@ class FedDyMemClient(MomentsClient):
             task.threshold = message["threshold"].to(task.threshold)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares all that the server sends; in the paper only the memory, float32 [slots, C]."""
+        """Declares all that the server sends; in the paper this is the memory alone, float32 [slots, C]."""
         threshold = {"threshold": TensorSpec((), low=0)} if self.pools_threshold else {}
         return {**self.features_spec(), **self.memory_spec("radii"), **threshold}
 
@@ -145,14 +149,17 @@ class FedDyMemClient(MomentsClient):
         return self.memory_spec(*self.sent_per_slot())
 
     def first_memory(self, loader: DataLoader, names: Sequence[str], vectors: int | None = None) -> Message:
-        """Returns the first memory of the client's patches, by default of as many vectors as it has slots.
+        """Returns the first memory of the client's patches. Its radii are distances to its own vectors.
 
-        Its radii are distances to its own vectors. Names are those of values of each slot that are sent with it.
+        Args:
+            loader: The client's batches.
+            names: Names of the values of each slot that are sent with the memory.
+            vectors: Number of vectors; None for as many as the bank has slots.
         """
         return self.task.reduce_memory(loader, self.context, None, vectors).message(names)
 
     def sent_per_slot(self) -> list[str]:
-        """Names the values of each slot that are sent with a memory."""
+        """Lists the names of the values of each slot that are sent with a memory."""
         return ["counts", "radii", "image_counts"] if self.send_counts else []
 
     def memory_spec(self, *per_slot: str, slots: int | Free | None = None) -> MessageSpec:
@@ -173,9 +180,9 @@ class FedDyMemServer(MomentsServer):
     Args:
         client: A client, for sizes.
         aggregation: Aggregation of N memories to one.
-        prior_patches: Patches at the usual distance that are added to each slot's own for its radius, so that slots of
-            few patches do not seem narrow.
-        radius_images: Number of different images from which on a slot's own patches tell its radius (`merge_radii`).
+        prior_patches: Number of patches at the usual distance that are added to the patches of each slot when its
+            radius is computed, so that slots of few patches do not seem narrow.
+        radius_images: Fewest different images with which the patches of a slot determine its radius (`merge_radii`).
 
     Raises:
         UserError: If a number is out of range, or counts are needed and not sent.
@@ -202,7 +209,7 @@ class FedDyMemServer(MomentsServer):
                 "method.client.send_counts=false: nobody sends slots' counts and radii; give task.image_score=null,"
                 " and in method.server aggregation.weighted=false prior_patches=0 radius_images=1"
             )
-        # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
+        # In a bank by position every slot counts every image, so that an image is counted `slots` times.
         self.counts_per_image = max(client.task.vectors_per_image, self.slots)
         self.aggregation, self.prior_patches, self.radius_images = aggregation, prior_patches, radius_images
         self.statistics: Message = {}
@@ -211,7 +218,7 @@ class FedDyMemServer(MomentsServer):
         self.latest: dict[str, float] = {}
 
     def learn(self) -> None:
-        """Computes statistics, once: the memory is kept in features that they standardise."""
+        """Computes the statistics of features, only once: the memory consists of features standardised by them."""
         if standardised(self.task) and not self.statistics:
             self.statistics = self.task.statistics_of(next(iter(self.moment_sets())))
 
@@ -220,12 +227,12 @@ class FedDyMemServer(MomentsServer):
         return {**self.statistics, **self.known}
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks what slots count."""
+        """Checks the counts of the slots."""
         if self.counted:
             self.check_counts(update.message, update.num_samples, update.num_samples)
 
     def check_counts(self, message: Message, most: int, least: int) -> None:
-        """Checks the counts of a memory that so many images, at most and at least, lie behind."""
+        """Checks the counts of a memory that was computed from at most ``most`` and at least ``least`` images."""
         check_slots(message, most, self.set_vectors, self.counts_per_image, least)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
@@ -242,7 +249,7 @@ class FedDyMemServer(MomentsServer):
 
         Args:
             messages: The clients' memories.
-            previous: The slots [slots, C] that their patches were assigned to; None before there are some.
+            previous: The slots [slots, C] that the clients' patches were assigned to; None before the first memory.
         """
         device, generator = self.device, self.context.generator("aggregate")
         vectors = torch.cat([m["memory"] for m in messages]).to(device)
@@ -261,9 +268,9 @@ class FedDyMemServer(MomentsServer):
         return dict(self.latest)
 
     def warnings(self) -> list[str]:
-        """Returns one line once training has collapsed the memory; without a head nothing is trained."""
+        """Returns one line in each round in which training has collapsed the memory; without a head nothing trains."""
         spread, first = self.latest.get("memory_spread"), self.first_spread
-        if self.task.head is None or spread is None or first is None or spread >= _COLLAPSED * first:
+        if self.task.head is None or spread is None or first is None or spread >= _MIN_SPREAD * first:
             return []
         shrunk = f"its spread is {spread / first:.0%} of what it was at first"
         return [f"round {self.context.round}: the memory is collapsing: {shrunk}"]
@@ -276,7 +283,7 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
     joining = "skip"
 
     def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares statistics: there is no memory yet."""
+        """Declares the statistics of features: there is no memory yet."""
         return client.features_spec()
 
     discloses = (MEMORY,)
@@ -286,15 +293,16 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
         return client.first_memory(loader, client.sent_per_slot())
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares a first memory, whose radii are compared with its own vectors and not with other clients' radii.
+        """Declares a first memory; its radii are checked against its own vectors, not against other clients' radii.
 
-        A client of one or two images has a slot for every patch: its radii are 0, and no measure of others'.
+        A client of one or two images may have a slot for every patch. Its radii are then 0, which says nothing about
+        the radii of other clients.
         """
         spec = client.memory_spec(*client.sent_per_slot())
         return {name: replace(form, counted=form.counted or name == "radii") for name, form in spec.items()}
 
     def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
-        """Checks what slots count, and that no radius is far larger than the memory's vectors are long."""
+        """Checks the counts of the slots, and that no radius is far larger than the longest vector of the memory."""
         super().validate(server, client_id, update)
         if "radii" in (message := update.message):
             radius, length = float(message["radii"].max()), float(message["memory"].norm(dim=1).max())
@@ -303,7 +311,7 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
 
 
 def exchanges(client: FedDyMemClient) -> Exchanges:
-    """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
+    """Lists statistics where the task requires them, the first memory, a pooled threshold if used; then training."""
     task, statistics = client.task, list[Exchange]()
     if task.measures:
         statistics = [PooledMoments(first_stage=True)]

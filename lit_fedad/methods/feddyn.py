@@ -22,7 +22,7 @@ class FedDynClient(AnchoredClient):
         alpha: Weight of the regulariser.
 
     Attributes:
-        gradient: g_i by weight: the gradient of the client's loss where it last stopped.
+        gradient: g_i by name of the weight: the gradient of the client's loss at the weights where it last stopped.
     """
 
     state_names = ("gradient",)
@@ -32,18 +32,19 @@ class FedDynClient(AnchoredClient):
         above("method.client", 0, alpha=alpha)
         self.alpha = alpha
         self.gradient = {name: torch.zeros_like(p, device="cpu") for name, p in trainable(task).items()}
-        self._gradient: dict[str, Tensor] = {}
+        self._gradient_on_device: dict[str, Tensor] = {}
 
     def on_train_start(self) -> None:
         """Copies the received weights ``w^t``, and moves g_i to their device."""
         super().on_train_start()
-        self._gradient = {name: self.gradient[name].to(p) for name, p in self.anchor.items()}
+        self._gradient_on_device = {name: self.gradient[name].to(p) for name, p in self.anchor.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss with the regulariser, which is tracked as ``regulariser``."""
         outputs = self.task.training_step(batch, batch_idx)
         terms = [
-            self.alpha / 2 * (p - self.anchor[name]).square().sum() - (self._gradient[name] * p).sum()
+            self.alpha / 2 * (p - self.anchor[name]).square().sum()
+            - (self._gradient_on_device[name] * p).sum()
             for name, p in trainable(self.task).items()
         ]
         regulariser = torch.stack(terms).sum()
@@ -52,7 +53,7 @@ class FedDynClient(AnchoredClient):
     def on_train_end(self) -> None:
         """Updates ``g_i``."""
         self.gradient = {
-            name: (self._gradient[name] - self.alpha * (p.detach() - self.anchor[name])).cpu()
+            name: (self._gradient_on_device[name] - self.alpha * (p.detach() - self.anchor[name])).cpu()
             for name, p in trainable(self.task).items()
         }
 
@@ -60,10 +61,10 @@ class FedDynClient(AnchoredClient):
 class FedDynServer(FedAvgServer):
     """The server: ``h -= alpha/N sum (w_i - w^t)`` over those of the N clients that take part, ``w = mean - h/alpha``.
 
-    All clients have the same weight. ``h / alpha`` is kept, in which alpha cancels.
+    All clients have equal weights. The server stores ``h / alpha``, so that it does not need alpha.
 
     Attributes:
-        correction: ``h / alpha`` by weight.
+        correction: ``h / alpha`` by name of the weight.
     """
 
     state_names = ("correction", "clients")
@@ -76,7 +77,7 @@ class FedDynServer(FedAvgServer):
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Sets the number N of all clients; h is the mean of their gradients, in which those that join have 0."""
+        """Sets the number N of all clients; h is a mean over all of them, to which new clients contribute 0."""
         share = (self.clients or len(sizes)) / len(sizes)
         self.correction = {name: share * correction for name, correction in self.correction.items()}
         self.clients = len(sizes)
@@ -92,5 +93,5 @@ class FedDynServer(FedAvgServer):
 
 
 def exchanges(client: FedDynClient) -> Exchanges:
-    """FedAvg's; in their sum all clients have equal weights."""
+    """Lists FedAvg's exchanges; the mean gives all clients equal weights."""
     return with_exchanges(client, rounds=(Train(EQUAL_MEANS),))

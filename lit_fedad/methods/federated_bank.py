@@ -1,10 +1,11 @@
 """Federated bank: mean patches by slot and a subspace of all features, from sums over all clients.
 
-Nothing is trained. Clients send moments of their features once, then, in every round, sums of their patches by slot of
-the shared bank: steps of Lloyd's algorithm. Maps are distances to the bank; image scores add residuals outside the
-subspace of a product (SubspaceAD, arXiv 2602.23013). The first slots are k-means of some patches of every client, or
-drawn from the moments, so that no client sends a vector of its own and all messages can be masked. Under differential
-privacy the sums are others, which noise can be added to (`lit_fedad.methods.parts.noised_bank`).
+Nothing is trained. Clients send moments of their features once. Then, in every round, they send sums of their patches
+by slot of the shared bank: each round is a step of Lloyd's algorithm. Anomaly maps are distances to the bank; image
+scores add residuals outside the subspace of a product (SubspaceAD, arXiv 2602.23013). The first slots are k-means
+centres of some patches of every client. Or they are drawn from the moments: then no client sends a vector of its own,
+and all messages can be masked. Differential privacy needs other sums, to which noise can be added
+(`lit_fedad.methods.parts.noised_bank`).
 """
 
 import math
@@ -45,9 +46,9 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 def made_of_sums(task: MemoryBank) -> bool:
-    """Tells whether bank and subspace are sums, so that images can be taken out of them again."""
-    fitted = task.subspace is not None and not isinstance(task.subspace, str)
-    return task.head is None and task.reduce.adds_up and fitted
+    """Returns whether bank and subspace follow from sums, so that images can be subtracted from them again."""
+    fixed_share = task.subspace is not None and not isinstance(task.subspace, str)
+    return task.head is None and task.reduce.adds_up and fixed_share
 
 
 class FederatedBankClient(FedDyMemClient):
@@ -55,14 +56,15 @@ class FederatedBankClient(FedDyMemClient):
 
     Args:
         task: Features, bank and subspace, both made of sums.
-        drawn: Whether the first slots are drawn from the moments. A round then splits a full slot in the place of one
-            with too few images.
-        oversampling: Vectors that all clients together send for the first memory, as a multiple of its slots; of no
-            matter where slots are drawn.
-        min_images: Number of different images, over all clients, that must lie behind every slot of the shared memory
-            from round 1 on; under differential privacy, behind every slot with more than three deviations of the noise.
-        noised_directions: Number of directions of features that are looked at under differential privacy.
-        noised_share: Share of the variance along these that the subspace holds then.
+        drawn: Whether the first slots are drawn from the moments. Each round then replaces a slot with too few images
+            by half of a full one.
+        oversampling: Vectors that all clients together send for the first memory, as a multiple of its slots; unused
+            if slots are drawn.
+        min_images: Fewest different images, over all clients, whose patches every slot of the shared memory must have
+            from round 1 on. Under differential privacy the noised count of a slot must exceed this number by three
+            standard deviations of the noise.
+        noised_directions: Number of directions that features are projected on under differential privacy.
+        noised_share: Share of the variance along these directions that the subspace then keeps.
 
     Raises:
         UserError: If a number is out of range, or the task's bank is by position or not made of sums.
@@ -96,8 +98,8 @@ class FederatedBankClient(FedDyMemClient):
                 )
         self.drawn, self.oversampling, self.min_images = drawn, oversampling, min_images
         self.first_vectors = task.slots
-        # Of data that come in stages: what was sent last, what was sent of other stages (`carried`), and the stages
-        # whose images what was sent last holds.
+        # For data in stages: `sent` are the sums that the client sent last, `past` those of other stages among them
+        # (`carried`), and `summed` the stages whose images `sent` holds.
         self.sent: dict[str, Tensor] = {}
         self.past: dict[str, Tensor] = {}
         self.summed: list[int] = []
@@ -115,39 +117,39 @@ class FederatedBankClient(FedDyMemClient):
 
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
-        """A memory, and of what a subspace is fitted to, moments of the features of images since the last round."""
+        """What uploads disclose: a memory and, with a subspace, moments of the features of new images."""
         moments = () if self.task.subspace is None else self.moments_disclosed
         since = "of images since the last round"
         return MEMORY, *(replace(part, what=f"{part.what}, {since}") for part in moments)
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the client's patches summed by slot, those of earlier stages too, and new moments."""
-        self.past, new = carried(self.sent, self.past, stage := self.context.stage)
+        """Returns the client's patches summed by slot, including those of earlier stages, and new moments."""
+        self.past, is_new = carried(self.sent, self.past, stage := self.context.stage)
         past = Reduced(*(self.past[name] for name in Reduced._fields)) if self.past else None
-        anchors, images = anchors_of(self, self.task.memory), loader if new else ()
+        anchors, images = anchors_of(self, self.task.memory), loader if is_new else ()
         reduced = self.task.reduce_memory(images, self.context, anchors, past=past)
         if self.task.reduce.adds_up:
             stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
             self.sent = {**reduced._asdict(), "stages": stages}
-            self.summed = sorted({*self.summed, stage}) if new else self.summed
+            self.summed = sorted({*self.summed, stage}) if is_new else self.summed
         moments = {} if self.task.subspace is None else self.new_moments(loader)
         return {**reduced.message(self.sent_per_slot()), **moments}
 
     def upload_spec(self) -> MessageSpec:
-        """Declares sums by slot as means, and new moments where the task has a subspace."""
+        """Declares the sums by slot, which are sent as means and counts, and new moments if the task has a subspace."""
         moments = {} if self.task.subspace is None else self.moments_spec()
         return {**super().upload_spec(), **moments}
 
     def sent_at_first(self) -> list[str]:
-        """Names the values of each slot that are sent with the first memory: beside a subspace no radius is of use."""
+        """Lists the names of the values of each slot that are sent with the first memory; a subspace needs no radii."""
         return ["counts", "radii"] if self.task.subspace is None else ["counts"]
 
     def sent_per_slot(self) -> list[str]:
-        """Names the values of each slot that are sent with a memory."""
+        """Lists the names of the values of each slot that are sent with a memory."""
         return ["counts", "radii", *(["image_counts"] if self.min_images > 1 else [])]
 
     def sums_spec(self) -> MessageSpec:
-        """Declares the sums that the model is made of."""
+        """Declares the sums that the model is computed from."""
         slots = self.task.slots
         rows = TensorSpec((slots, self.task.num_features), unordered=True)
         sums = TensorSpec((slots,), low=0)
@@ -162,14 +164,14 @@ class FederatedBankClient(FedDyMemClient):
         }
 
     def holds(self, stage: int) -> bool | None:
-        """Tells whether the sums hold the images of a stage: None where moments do, and slots do not."""
-        held = super().holds(stage)
-        return held if not int(self.sums["counted"]) or held == (stage in self.summed) else None
+        """Returns whether the sums hold the images of a stage; None if moments and slots differ in this."""
+        in_moments = super().holds(stage)
+        return in_moments if not int(self.sums["counted"]) or in_moments == (stage in self.summed) else None
 
     def refit(self, moments: list[Moments], loader: DataLoader) -> None:
-        """Takes images of the client out of bank, radii and subspace.
+        """Subtracts images of the client from bank, radii and subspace.
 
-        Statistics that features are standardised and whitened by stay what they are: the bank lives in these features.
+        The statistics that standardise and whiten features do not change, since the bank consists of such features.
         """
         task, message = self.task, self.sums
         names = ("anchors", "sum_memory", "sum_counts", "sum_squares", "sum_images")
@@ -182,7 +184,7 @@ class FederatedBankClient(FedDyMemClient):
 
 
 class FederatedBankServer(FedDyMemServer):
-    """The server, which adds sums up to the bank; it draws the first slots, if they are drawn.
+    """The server, which computes the bank from the sum of the uploads; with ``drawn`` it also draws the first slots.
 
     Args:
         client: A client, for sizes.
@@ -190,13 +192,13 @@ class FederatedBankServer(FedDyMemServer):
 
     Attributes:
         slots_of: The sums of the last round by slot, as `FederatedBankClient.sums_spec` names them.
-        counted_clients: The clients behind them.
-        summed: Images of each client that slots have counted, of all its stages.
-        held: Images that each client has, of all its stages.
+        counted_clients: The clients whose patches are in these sums.
+        summed: Number of each client's images that slots have counted, over all its stages.
+        held: Number of images that each client has, over all its stages.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients", "summed")
-    admits = True  # the first memory alone depends on the number of clients
+    admits = True  # only the first memory depends on the number of clients
 
     def __init__(self, client: FederatedBankClient, aggregation: Aggregation) -> None:
         super().__init__(client, aggregation)
@@ -209,11 +211,11 @@ class FederatedBankServer(FedDyMemServer):
 
     @property
     def merges_sums(self) -> bool:  # type: ignore[override]
-        """Whether memories are merged by adding their patches up."""
+        """Whether memories are merged by adding up the clients' patches."""
         return self.aggregation.adds_up
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Counts the clients, who share in the first memory, and keeps how many images each has."""
+        """Keeps the number of clients, among which the first memory is divided, and of the images of each."""
         self.held, self.clients = dict(sizes), len(sizes)
 
     @property
@@ -222,12 +224,12 @@ class FederatedBankServer(FedDyMemServer):
         return min(self.slots, math.ceil(self.oversampling * self.slots / self.clients))
 
     def model_sums(self, client_id: int) -> Message:
-        """Returns the sums that the model is made of, and whether the slots count patches of this client."""
+        """Returns the sums that the model is computed from, and whether the slots count patches of this client."""
         counted = torch.tensor(int(client_id in self.counted_clients))
         return {**super().model_sums(client_id), **self.slots_of, "counted": counted}
 
     def learn(self) -> None:
-        """Computes statistics, once, and the subspaces of all features so far; once, draws the first memory."""
+        """Computes the subspaces of all features so far; the first time also statistics, and a drawn first memory."""
         super().learn()
         if self.task.subspace is not None:
             self.subspace = self.task.fit_subspace(list(self.moment_sets()), self.statistics)
@@ -241,29 +243,29 @@ class FederatedBankServer(FedDyMemServer):
         return {**super().broadcast(client_id), **self.subspace}
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks what slots count, and new moments."""
+        """Checks the counts of the slots, and new moments."""
         self.check_counts(update.message, *self._images(client_id, update))
         if "covariance" in update.message:
             self.check_moments(update)
 
     def _images(self, client_id: int, update: Update) -> tuple[int, int]:
-        """Returns the most and the fewest images behind what slots count: sums hold those of earlier stages too."""
+        """Returns the most and the fewest images that slots may count: sums include images of earlier stages."""
         images = update.num_samples
         if not self.task.reduce.adds_up:
             return images, images
-        # Nobody knows whose images in a sum were measured.
+        # The exact number is known only for a single client: a sum does not tell whose images were counted before.
         if self.task.subspace is not None and client_id != SUM:
-            before = self.summed.get(client_id)  # none of a stage in which the client was not sampled
-            new = images if before is None or len(update.message.get("count", ())) else 0
-            summed = max(images, (before or 0) + new)
+            summed_before = self.summed.get(client_id)  # without stages in which the client was not sampled
+            new = images if summed_before is None or len(update.message.get("count", ())) else 0
+            summed = max(images, (summed_before or 0) + new)
             return summed, summed
         held = sum(self.held.get(client, 0) for client in update.clients or (client_id,))
         return max(images, held), images
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Merges memories and radii, and adds new moments up.
+        """Merges memories and radii, and adds up new moments.
 
-        Of drawn slots, full ones have copies in the place of others, which move apart in the next round.
+        If slots are drawn, copies of full slots replace those with too few images; copies move apart in the next round.
         """
         messages = [update.message for update in updates.values()]
         previous = anchors_of(self, self.known["memory"]) if "memory" in self.known else None
@@ -271,20 +273,20 @@ class FederatedBankServer(FedDyMemServer):
         if previous is None:
             self.known = {"memory": memory, "radii": self._radii(messages, memory)}
             return
-        place = self._place_slots(updates, memory, previous)
-        memory = memory[place]
-        radii = self._radii(messages, memory, place)
+        nearest_slot = self._place_slots(updates, memory, previous)
+        memory = memory[nearest_slot]
+        radii = self._radii(messages, memory, nearest_slot)
         if self.task.subspace is not None:
-            self.summed |= {one: self._images(one, sent)[0] for one, sent in updates.items()}
+            self.summed |= {client: self._images(client, update)[0] for client, update in updates.items()}
             self.add_moments(updates)
         if self.drawn:
             enough = self.slots_of["sum_images"] >= self.min_images
-            filled = split_fullest(self.slots_of["sum_counts"], enough)
-            memory, radii = memory[filled], radii[filled]
+            origin = split_fullest(self.slots_of["sum_counts"], enough)
+            memory, radii = memory[origin], radii[origin]
         self.known = {"memory": memory, "radii": radii}
 
     def _place_slots(self, updates: Mapping[int, Update], memory: Tensor, anchors: Tensor) -> Tensor:
-        """Keeps the sums; returns the slot that stands in each place [slots]: the nearest for one of too few images."""
+        """Keeps the sums; returns which slot fills each place [slots]: for one of too few images the nearest other."""
         messages = [update.message for update in updates.values()]
         if made_of_sums(self.task):
             self.slots_of, self.counted_clients = _slot_sums(messages, memory, anchors), senders(updates)
@@ -296,7 +298,7 @@ class FederatedBankServer(FedDyMemServer):
     def _radii(self, messages: list[Message], memory: Tensor, place: Tensor | None = None) -> Tensor:
         if self.task.subspace is None:
             return merge_radii(messages, memory.to(self.device)).cpu()
-        if place is None:  # radii are residuals here, which clients group by slots once they know these
+        if place is None:  # radii are residuals by slot here, and no client knows the slots yet
             return torch.ones(self.slots)
         counts, radii = (torch.cat([m[name] for m in messages]) for name in ("counts", "radii"))
         squares, slots = radii.double().square(), place.repeat(len(messages))
@@ -304,7 +306,7 @@ class FederatedBankServer(FedDyMemServer):
 
 
 class FirstVectors(FirstMemory):
-    """The set-up exchange in which clients send some vectors each, merged to the first shared memory."""
+    """The set-up exchange in which each client sends some vectors, and the server clusters them to the first memory."""
 
     def broadcast(self, server: FederatedBankServer, client_id: int) -> Message:  # type: ignore[override]
         """Returns statistics and subspace, and the number of vectors to send."""
@@ -333,7 +335,7 @@ class FirstVectors(FirstMemory):
         return client.memory_spec(*client.sent_at_first(), slots=Free("vectors", client.task.slots))
 
     def validate(self, server: FederatedBankServer, client_id: int, update: Update) -> None:  # type: ignore[override]
-        """Checks the number of vectors, and the counts."""
+        """Checks the number of vectors, and the counts of the slots."""
         vectors = len(update.message["memory"])
         if vectors != server.first_vectors:
             raise UserError(f"the client sent {vectors} vectors instead of {server.first_vectors}")
@@ -341,12 +343,12 @@ class FirstVectors(FirstMemory):
 
 
 def anchors_of(side: FederatedBankClient | FederatedBankServer, memory: Tensor) -> Tensor:
-    """Returns the slots that patches are assigned to, equal on both sides: of a drawn memory, copies moved apart."""
+    """Returns the slots that patches are assigned to, the same on both sides; copies in a drawn memory move apart."""
     return copies_apart(memory, side.context.common.generator("copies")) if side.drawn else memory
 
 
 def _slot_sums(messages: list[Message], memory: Tensor, anchors: Tensor) -> Message:
-    """Adds up what clients sent of their slots, beside the mean patch of each and the anchors [slots, C]."""
+    """Adds up counts, squares and images by slot; returns them with the merged memory and the anchors [slots, C]."""
     counts = torch.stack([m["counts"].double() for m in messages])
     squares = counts * torch.stack([m["radii"].double().square() for m in messages])
     images = torch.stack([m.get("image_counts", m["counts"]).long() for m in messages])
@@ -360,9 +362,9 @@ def _slot_sums(messages: list[Message], memory: Tensor, anchors: Tensor) -> Mess
 
 
 def exchanges(client: FederatedBankClient) -> Exchanges:
-    """Moments and the first memory, then a step of Lloyd's algorithm a round; under noise the same by noised sums."""
-    task, plain = client.task, feddymem.exchanges(client)
-    other = {
+    """Lists moments and the first memory, then a Lloyd step a round; under differential privacy noised sums instead."""
+    task, inherited = client.task, feddymem.exchanges(client)
+    replaced = {
         "moments": (PooledMoments(first_stage=task.subspace is None),),
         "memory": () if client.drawn else (FirstVectors(),),
     }
@@ -372,8 +374,10 @@ def exchanges(client: FederatedBankClient) -> Exchanges:
         means = SlotMeans(max(task.vectors_per_image, task.slots), moments)
         sums = Sums(lambda client: means)
     return replace(
-        plain,
-        setup=tuple(chain.from_iterable(other.get(one.name, (one,)) for one in plain.setup)),
+        inherited,
+        setup=tuple(
+            chain.from_iterable(replaced.get(exchange.name, (exchange,)) for exchange in inherited.setup)
+        ),
         rounds=(Train(sums),),
         leave_out=ModelSums() if made_of_sums(task) else None,
         noised=Exchanges(NOISED_BANK, NOISED_STEPS) if client.drawn else None,

@@ -1,12 +1,12 @@
 """Federated PaDiM: clients send the moments of features at each position once; sums give the central Gaussians.
 
 Moments add up over clients and stages: the result is that of one client with all data, whatever the partition. Nothing
-is trained, and rounds send nothing but the moments of data that have come since.
+is trained, and in rounds clients send only the moments of images that have come since.
 
-Under differential privacy four noised sums over images take their place. A covariance at each position has millions of
-entries, and noise would hide them. There cells of the image have means of their own, in a few directions of public
-pictures, and all positions one covariance around these. Mean and scale are found as in `noised_subspace`, before the
-cells' means and the covariance.
+Under differential privacy four noised sums over images replace the moments. A covariance at each position has millions
+of entries, and noise would hide them. Instead features are projected on a few directions of public pictures, each cell
+of the image has a mean of its own, and all positions share one covariance around these means. The first two sums give
+mean and scale as in `noised_subspace`, the others the cells' means and the covariance.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,8 +47,8 @@ class FederatedPaDiMClient(MomentsClient):
 
     Args:
         task: Features and Gaussians.
-        noised_directions: Number of directions of features that are looked at under differential privacy.
-        noised_cells: Cells along a side of the image whose means are told apart then; covariances are not.
+        noised_directions: Number of directions that features are projected on under differential privacy.
+        noised_cells: Number of cells along a side of the image under differential privacy; each cell has its own mean.
 
     Raises:
         UserError: If a number is out of range.
@@ -60,13 +60,13 @@ class FederatedPaDiMClient(MomentsClient):
     def __init__(self, task: PaDiM, noised_directions: int = 16, noised_cells: int = 4) -> None:
         super().__init__(task)
         self.choose_directions(noised_directions)
-        self.vectors_per_image = 1  # at each position
+        self.vectors_per_image = 1  # a set of moments is of one position
         at_least("method.client", 1, noised_cells=noised_cells)
         self.cells = min(noised_cells, *task.grid)
 
     @property
     def moments_disclosed(self) -> Disclosures:
-        """What moments by position tell."""
+        """What moments by position disclose."""
         return (summed("mean and covariance of the features at each position of the image"),)
 
     def receive(self, message: Message) -> None:
@@ -87,13 +87,13 @@ class FederatedPaDiMClient(MomentsClient):
 
 
 class FederatedPaDiMServer(MomentsServer):
-    """The server, which adds moments up and fits the Gaussians.
+    """The server, which adds up moments and fits the Gaussians.
 
     Args:
         client: A client, for sizes.
 
     Attributes:
-        gaussians: The message to clients.
+        gaussians: The message to clients: ``centres`` and packed ``whiteners`` by position.
     """
 
     state_names = ("gaussians",)
@@ -109,7 +109,7 @@ class FederatedPaDiMServer(MomentsServer):
         self.tell(*self.task.fit_gaussians(self.moment_sets()))
 
     def tell(self, centres: Tensor, whiteners: Tensor) -> None:
-        """Sets what clients are sent: means [P, d] and packed whiteners [P, d (d + 1) / 2]."""
+        """Sets the message to clients: means [P, d] and packed whiteners [P, d (d + 1) / 2]."""
         self.gaussians = {"centres": centres, "whiteners": whiteners}
 
     def broadcast(self, client_id: int) -> Message:
@@ -118,7 +118,7 @@ class FederatedPaDiMServer(MomentsServer):
 
 
 class PositionSums(ModelSums):
-    """The exchange after the rounds in which clients receive the moments of all images."""
+    """The exchange after the rounds in which clients receive the moments of all images, to leave their own out."""
 
     def scores(
         self,
@@ -126,18 +126,18 @@ class PositionSums(ModelSums):
         loaders: Sequence[DataLoader],
         score: Callable[[MomentsClient, DataLoader], Tensor],
     ) -> Iterator[Tensor | None]:
-        """Computes the scores [n] of a client's images by the Gaussians of all images but these, loader by loader."""
+        """Yields for each loader the scores [n] of its images by the Gaussians of all other images."""
         if not int(client.sums["measured"]):
             return iter([score(client, loader) for loader in loaders])
         return cast("PaDiM", client.task).scores_without(loaders, client.sums_by_set())
 
 
-_LEAST = 1e-2
-"""Variance that is added to each direction's, as a share of the mean variance."""
+_RIDGE = 1e-2
+"""Share of the mean variance that is added to the variance of each direction."""
 
 
 def cell_of(grid: tuple[int, int], cells: int) -> Tensor:
-    """Returns the cell of each position [H0 * W0], row by row, in ``cells`` times ``cells`` of them.
+    """Returns the number of the cell of each position [H0 * W0], row by row; ``cells`` times ``cells`` divide the map.
 
     Example:
         >>> cell_of((2, 4), 2).tolist()
@@ -148,10 +148,12 @@ def cell_of(grid: tuple[int, int], cells: int) -> Tensor:
 
 
 class ImageCells(ProjectedSums):
-    """The sums ``weight`` [1] and ``cells`` [cells * cells, k]: 1/2 and the mean of each cell, at length 1.
+    """The sums ``weight`` [1] and ``cells`` [cells * cells, k] over images.
+
+    An image adds the constant 1/2 and the mean of each of its cells, together scaled to length 1.
 
     Args:
-        client: See `ProjectedSums`; its ``cells`` are those along a side.
+        client: See `ProjectedSums`; its ``cells`` is the number of cells along a side.
     """
 
     def __init__(self, client: Any) -> None:
@@ -165,12 +167,12 @@ class ImageCells(ProjectedSums):
 
     def _parts(self, projected: Tensor) -> dict[str, Tensor]:
         means = self.shares.T.to(projected) @ projected
-        # Of cells together as long as the image's mean is.
+        # Divided so that the means of all cells together are about as long as the mean of the image.
         scaled = means / len(means[0]) ** 0.5
         return {"weight": projected.new_full((len(projected), 1), CONSTANT), "cells": scaled}
 
     def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
-        """Computes ``cells``; means that noise may have made are shrunk towards that of all (James and Stein).
+        """Computes ``cells``; noisy means of cells are shrunk towards the mean of all images (James and Stein).
 
         Raises:
             HiddenByNoiseError: If the weight of all images lies within three deviations of the noise.
@@ -182,7 +184,7 @@ class ImageCells(ProjectedSums):
 
     @staticmethod
     def merge(server: MomentsServer, results: Message) -> None:
-        """Keeps the means of cells [cells * cells, k], in the frame."""
+        """Keeps the means of cells [cells * cells, k], in coordinates of the frame."""
         server.moments = {**held_frame(server), "cells": results["cells"]}
 
 
@@ -191,29 +193,29 @@ class ImageSpread(ImageProducts):
 
     def _parts(self, projected: Tensor) -> dict[str, Tensor]:
         cells = self.frame["cells"].to(projected)
-        at = cell_of(self.task.grid, round(len(cells) ** 0.5)).to(projected.device)
-        return super()._parts(projected - cells[at])
+        cell = cell_of(self.task.grid, round(len(cells) ** 0.5)).to(projected.device)
+        return super()._parts(projected - cells[cell])
 
     @staticmethod
     def merge(server: Any, results: Message) -> None:
-        """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
+        """Fits the Gaussians; distances are right up to a factor, since products were scaled to length 1 by image."""
         moments = server.moments
-        frame = moments["frame"] @ whitener(results, _LEAST)  # [d, k]
+        frame = moments["frame"] @ whitener(results, _RIDGE)  # [d, k]
         # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
         upper = torch.linalg.qr(frame.T, mode="r").R
         square = upper.new_zeros(len(frame), len(frame))
         square[: len(upper)] = upper
-        back = torch.linalg.pinv(moments["frame"])  # [k, d]
-        at = cell_of(server.task.grid, server.cells)
-        centres = moments["centre"] + moments["cells"][at] @ back
-        server.tell(centres.float(), upper_triangle(square.float()).repeat(len(at), 1))
+        inverse = torch.linalg.pinv(moments["frame"])  # [k, d]
+        cell = cell_of(server.task.grid, server.cells)
+        centres = moments["centre"] + moments["cells"][cell] @ inverse
+        server.tell(centres.float(), upper_triangle(square.float()).repeat(len(cell), 1))
 
 
 class NoisedSpread(Projected):
-    """The exchange that finds the covariance around the means of cells, and with it the Gaussians.
+    """The exchange that estimates the covariance around the means of cells, and with it the Gaussians.
 
     Args:
-        cells: Cells along a side.
+        cells: Number of cells along a side of the image.
     """
 
     def __init__(self, cells: int) -> None:
@@ -230,7 +232,7 @@ class NoisedSpread(Projected):
 
 
 def exchanges(client: FederatedPaDiMClient) -> Exchanges:
-    """Moments before round 1; in rounds those of new data."""
+    """Lists moments before round 1; in rounds those of new data."""
     rounds = (NewMoments(),)
     noised = (*NOISED_FRAME, Projected("cells", ImageCells), NoisedSpread(client.cells))
     return Exchanges(

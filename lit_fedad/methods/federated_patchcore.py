@@ -1,10 +1,10 @@
 """Federated PatchCore: clients send coresets once and receive their union (after Roth et al., CVPR 2022).
 
-Nothing is trained. The original sees the second and third stage of its backbone, where this method sees all layers that
-are configured; its image score is the distance of the farthest patch, where this one's is the peak of a smoothed map
-without the rim. `backbone.layers=[2,3] task.rim=0 task.image_sigma=0` come near it. The method is the reference for a
-bank of patches that is shared in one shot: at ``vectors = slots`` a client sends and receives as many bytes as in one
-round of FedDyMem.
+Nothing is trained. The original uses the second and third stage of its backbone; this method uses all layers that are
+configured. The original's image score is the distance of the farthest patch; here it is the peak of a smoothed map
+without its rim. `backbone.layers=[2,3] task.rim=0 task.image_sigma=0` come near the original. The method is the
+reference for a bank of patches that is shared in one shot: at ``vectors = slots`` a client sends and receives as many
+bytes as in one round of FedDyMem.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class FederatedPatchCoreClient(Client):
         projection: Dimensions of the random projection in which the coreset is selected.
 
     Raises:
-        UserError: If a number is out of range, or the task needs more than patches as the backbone gives them.
+        UserError: If a number is out of range, or the task uses more than the patch features of the backbone.
     """
 
     needs = MemoryBank
@@ -108,9 +108,9 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
     @torch.no_grad()
     def send(self, client: FederatedPatchCoreClient, loader: DataLoader) -> Message:
         """Selects a greedy coreset [up to vectors, C] of the client's patches."""
-        parts = map_batches(client.task, loader, lambda batch: client.task(batch).flatten(0, 1))
-        chosen = reduced(torch.cat(list(parts)), client.vectors, client)
-        return {"memory": chosen.float().cpu()}
+        patches = map_batches(client.task, loader, lambda batch: client.task(batch).flatten(0, 1))
+        coreset = reduced(torch.cat(list(patches)), client.vectors, client)
+        return {"memory": coreset.float().cpu()}
 
     def upload_spec(self, client: FederatedPatchCoreClient) -> MessageSpec:
         """Declares a coreset, float32 [up to vectors, C]."""
@@ -148,7 +148,7 @@ def _bank(vectors: int, client: FederatedPatchCoreClient) -> TensorSpec:
 
 
 def exchanges(client: FederatedPatchCoreClient) -> Exchanges:
-    """Coresets to the server and the bank to the clients, before round 1; nothing in rounds."""
+    """Lists coresets to the server and the bank to the clients, before round 1; nothing in rounds."""
     evidence = Evidence(
         bank_sent, bank_received, invertible=lambda client, received, sent: invertible_bank(client, sent)
     )

@@ -1,8 +1,9 @@
 """Federated subspace: clients send second moments of features once; what lies outside their subspace is anomalous.
 
-The score is the residual of SubspaceAD (arXiv 2602.23013), which squares it, on the features of all clients, whose
-channels are divided by their scale. Moments add up over clients and stages: the result is that of one client with all
-data, whatever the partition. Nothing is trained, and rounds send nothing but the moments of data that have come since.
+The score is the residual of SubspaceAD (arXiv 2602.23013), but not squared as it is there. The subspace is that of the
+features of all clients, with each channel divided by its scale. Moments add up over clients and stages: the result is
+that of one client with all data, whatever the partition. Nothing is trained, and in rounds clients send only the
+moments of images that have come since.
 """
 
 from collections.abc import Mapping
@@ -37,8 +38,8 @@ class FederatedSubspaceClient(MomentsClient):
 
     Args:
         task: Features and subspace.
-        noised_directions: Number of directions of features that are looked at under differential privacy.
-        noised_share: Share of the variance along these that the subspace holds then.
+        noised_directions: Number of directions that features are projected on under differential privacy.
+        noised_share: Share of the variance along these directions that the subspace then keeps.
 
     Raises:
         UserError: If a number is out of range.
@@ -58,7 +59,11 @@ class FederatedSubspaceClient(MomentsClient):
             self.task.load_memory(message["memory"], message.get("radii"))
 
     def broadcast_spec(self, clusters: tuple[str, ...] = ("memory", "radii")) -> MessageSpec:
-        """Declares the subspace, and those of the named values of clusters that there are."""
+        """Declares the subspace and, if the task has clusters, the named values of clusters.
+
+        Args:
+            clusters: Names among ``memory`` and ``radii``.
+        """
         channels, rows = self.task.num_features, self.task.clusters
         forms = {
             "memory": TensorSpec((rows, channels), unordered=True),
@@ -68,12 +73,12 @@ class FederatedSubspaceClient(MomentsClient):
         return {**subspace_spec(self.task), **chosen}
 
     def refit(self, moments: list[Moments], loader: DataLoader) -> None:
-        """Fits the subspace to moments by set."""
+        """Fits the subspace to the moments of each set."""
         self.task.load_subspace(*self.task.fit_subspace(moments))
 
 
 class FederatedSubspaceServer(MomentsServer):
-    """The server, which adds moments up and computes the subspace.
+    """The server, which adds up moments and computes the subspace.
 
     Args:
         client: A client, for sizes.
@@ -106,10 +111,10 @@ class FederatedSubspaceServer(MomentsServer):
 
 
 class _SendState(Exchange[FederatedSubspaceClient, FederatedSubspaceServer]):
-    """An exchange in which clients receive all that the server has so far.
+    """An exchange in which clients receive all that the server has computed so far.
 
     Attributes:
-        clusters: Names of the values of clusters that are among it.
+        clusters: Names of the values of clusters that the server has by then.
     """
 
     clusters: tuple[str, ...] = ()
@@ -130,7 +135,7 @@ class Centres(_SendState):
     )
 
     def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
-        """Returns centres and the number of patches behind each, of a sample."""
+        """Returns the centres of clusters of a sample of patches, and the number of patches of each."""
         clusters = client.task.cluster(loader, client.context)
         return {"memory": clusters.centroids.float().cpu(), "counts": clusters.counts.float().cpu()}
 
@@ -187,7 +192,7 @@ class Residuals(_SendState):
         check_count(total, update.num_samples * server.set_vectors)
 
     def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
-        """Computes the usual residual of each cluster."""
+        """Computes the root mean square residual of each cluster."""
 
         def summed(name: str) -> Tensor:
             return torch.stack([update.message[name].double() for update in updates.values()]).sum(0)
@@ -202,9 +207,9 @@ class NewMoments(_SendState, pooled_moments.NewMoments):
 
 
 def exchanges(client: FederatedSubspaceClient) -> Exchanges:
-    """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
+    """Lists moments, and clusters if the task has any, before round 1; in rounds the moments of new data."""
     clusters = (Centres(), Residuals()) if client.task.clusters else ()
-    # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
+    # Images cannot be subtracted from the radii of clusters, nor from a share that is chosen by cross-validation.
     made_of_moments = not isinstance(client.task.share, str) and not client.task.clusters
     setup, rounds = (PooledMoments(), *clusters), (NewMoments(),)
     evidence = Evidence(moments_sent, subspace_received)

@@ -3,7 +3,8 @@
 Nguyen, Ding, Pathirana, Seneviratne and Zomaya, IEEE Internet of Things Journal 2021, arXiv 2110.07136: the GANs of all
 clients exchange their weights with a server, which averages them. Its differential privacy and its blockchain are left
 out. FedVCK compares with it as a method that sends model, generator and discriminator in both directions (FedVCK
-Table 10), and does not say how generated images enter training: here from round 2, of all classes alike.
+Table 10), and does not say how generated images enter training. Here clients train on them from round 2, with equally
+many of every class.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +28,17 @@ from lit_fedad.models.conditional_gan import ConditionalDiscriminator, Condition
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
-_MOMENTS = (0.5, 0.999)  # of Adam, as in DCGAN
+_ADAM_BETAS = (0.5, 0.999)  # as in DCGAN
 
 GAN = "GAN/"
-"""Prefix of both networks' weights: robust rules measure them apart from the model's, which move less far."""
+"""Prefix of the weights of both GAN networks; robust rules measure these apart from the model's, which change less."""
 
 
 class FedGANClient(FedAvgClient):
     """A client that trains its model on local and generated images, then generator and discriminator on local ones.
 
-    The model sees images of the generator that the client received. The GAN is conditional, because generated images
-    need labels; the original does not say that its own is. Its server is FedAvg's: all three networks are averaged.
+    The model trains on images of the generator that the client received. The GAN is conditional, because generated
+    images need labels; the paper does not say whether its GAN is. The server is FedAvg's: it averages all networks.
 
     Args:
         task: A `Classifier` of pixels.
@@ -46,8 +47,8 @@ class FedGANClient(FedAvgClient):
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
         local_epochs: Passes over the client's data per round (E), of the model and then of the GAN.
-        share: Generated images over local ones in a batch, from round 2; 0 leaves the model as FedAvg has it.
-        latent: Numbers of noise.
+        share: Ratio of generated to local images in a batch, from round 2; with 0 the model is trained as in FedAvg.
+        latent: Length of a noise vector.
         width: Channels of both networks' 4 x 4 maps.
         learning_rate: Learning rate of both networks' Adam.
 
@@ -141,22 +142,24 @@ class FedGANClient(FedAvgClient):
                 real, labels = (fabric.to_device(batch[name]) for name in ("image", "label"))
                 with fabric.autocast():
                     fake = self.generator(labels, self._noise(labels))
-                    judged = self.discriminator(real, labels), self.discriminator(fake.detach(), labels)
-                loss = F.softplus(-judged[0].float()).mean() + F.softplus(judged[1].float()).mean()
+                    logits = self.discriminator(real, labels), self.discriminator(fake.detach(), labels)
+                loss = F.softplus(-logits[0].float()).mean() + F.softplus(logits[1].float()).mean()
                 totals[0] += self._step(optimizers[0], loss, fabric)
                 with fabric.autocast():
-                    fooled = self.discriminator(fake, labels)
-                totals[1] += self._step(optimizers[1], F.softplus(-fooled.float()).mean(), fabric)
+                    fake_logits = self.discriminator(fake, labels)
+                totals[1] += self._step(optimizers[1], F.softplus(-fake_logits.float()).mean(), fabric)
                 steps += 1
         return {"discriminator_loss": totals[0] / steps, "generator_loss": totals[1] / steps}
 
     def _optimizer(self, network: nn.Module, fabric: Fabric) -> torch.optim.Optimizer:
-        return set_up(torch.optim.Adam(network.parameters(), lr=self.learning_rate, betas=_MOMENTS), fabric)
+        return set_up(
+            torch.optim.Adam(network.parameters(), lr=self.learning_rate, betas=_ADAM_BETAS), fabric
+        )
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor, fabric: Fabric) -> float:
         if not torch.isfinite(loss):
             raise UserError("the GAN diverged; lower method.client.learning_rate")
-        # The generator's loss leaves gradients in the discriminator too.
+        # Both networks' gradients are reset, because the generator's loss leaves gradients in the discriminator too.
         self.discriminator.zero_grad()
         self.generator.zero_grad()
         fabric.backward(loss)
@@ -168,7 +171,7 @@ class FedGANClient(FedAvgClient):
 
     @property
     def _gan(self) -> nn.ModuleDict:
-        """Both networks, with the names that their weights have in messages."""
+        """Generator and discriminator, under the names that their weights have in messages."""
         return nn.ModuleDict({f"{GAN}generator": self.generator, f"{GAN}discriminator": self.discriminator})
 
 
@@ -191,5 +194,5 @@ class TrainAll(Train):
 
 
 def exchanges(client: FedGANClient) -> Exchanges:
-    """FedAvg's, with the training of all three networks."""
+    """Lists FedAvg's exchanges, with the training of all three networks."""
     return with_exchanges(client, rounds=(TrainAll(MEANS),))

@@ -1,7 +1,7 @@
 """FedGen: a generator of features, learnt from the clients' heads, regularises local training (Zhu et al., ICML 2021).
 
-The server trains a generator whose features the clients' output layers give the label that it was asked for. It goes
-down with the weights, and clients train their output layer on what it generates, from round 2.
+The server trains a generator of features that the clients' output layers assign to the requested label. It sends the
+generator with the weights, and from round 2 clients train their output layer on generated features.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from lit_fedad.methods.parts.functional import take_step
 from lit_fedad.tasks.classifier import Classifier
 
 GENERATOR = "generator."
-_BETWEEN = 20  # local epochs of a round that look at generated features, as in the released code
-_DECAY = 0.98  # a round, of the weights of both losses and of the generator's learning rate
+_GENERATED_EPOCHS = 20  # local epochs of a round that use generated features, as in the released code
+_DECAY = 0.98  # factor per round of the weights of both losses and of the generator's learning rate
 
 
 class FeatureGenerator(nn.Module):
@@ -30,8 +30,8 @@ class FeatureGenerator(nn.Module):
     Args:
         classes: Number of classes K.
         features: Number of features C.
-        noise: Numbers of noise.
-        hidden: Hidden units.
+        noise: Length of a noise vector.
+        hidden: Number of hidden units.
     """
 
     def __init__(self, classes: int, features: int, noise: int = 64, hidden: int = 512) -> None:
@@ -43,8 +43,8 @@ class FeatureGenerator(nn.Module):
 
     def forward(self, labels: Tensor, noise: Tensor | None = None) -> Tensor:
         """Generates features of labels [B], from noise [B, N]; noise comes from torch's global CPU generator."""
-        drawn = torch.rand(len(labels), self.noise) if noise is None else noise
-        return self.layers(torch.cat([drawn.to(labels.device), F.one_hot(labels, self.classes).float()], 1))
+        noise = torch.rand(len(labels), self.noise) if noise is None else noise
+        return self.layers(torch.cat([noise.to(labels.device), F.one_hot(labels, self.classes).float()], 1))
 
 
 def diversity(noise: Tensor, features: Tensor) -> Tensor:
@@ -54,24 +54,24 @@ def diversity(noise: Tensor, features: Tensor) -> Tensor:
         noise: Noise u [B, N]; d_2 is the mean square of differences.
         features: Features z [B, C]; d_1 is the mean of absolute differences.
     """
-    apart = (noise[:, None] - noise).square().mean(2) * (features[:, None] - features).abs().mean(2)
-    return (-apart.mean()).exp()
+    products = (noise[:, None] - noise).square().mean(2) * (features[:, None] - features).abs().mean(2)
+    return (-products.mean()).exp()
 
 
 class FedGenClient(CountingClient):
     """A client that also trains on generated features, and sends how many images of each class it has.
 
-    From round 2, with g = ``weight * 0.98^(t - 1)``: ``CE(x, y) + n / B g CE(head(G(y')), y') +
-    g KL(softmax head(G(y)) || p(x))``, with y' drawn uniformly from classes that any round has had. B is the size of a
-    full batch, as in the released code: divided by the images of a client's last, short batch, the middle term would
-    be up to B times as large, and training diverges.
+    From round 2, with g = ``weight * 0.98^(t - 1)``, it minimises ``CE(x, y) + n / B g CE(head(G(y')), y') +
+    g KL(softmax head(G(y)) || p(x))``. Labels y' are drawn uniformly from the classes that occurred in any round. B is
+    the size of a full batch, as in the released code: divided by the images of a client's last, short batch, the middle
+    term would be up to B times as large, and training would diverge.
 
     Args:
         weight: Weight of both losses; 0 gives FedAvg.
-        generated: Features n that are generated in a step.
-        batch_size: Images B of a full batch.
-        noise: Numbers of noise of the generator.
-        hidden: Hidden units of the generator.
+        generated: Number n of features that are generated in a step.
+        batch_size: Number B of images in a full batch.
+        noise: Length of the generator's noise vectors.
+        hidden: Number of the generator's hidden units.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FedGenClient(CountingClient):
         self.generator.load_state_dict(weights)
 
     def on_train_start(self) -> None:
-        """Resets the count of epochs."""
+        """Resets the count of epochs, and sets the generator to evaluation mode."""
         self._epoch = -1
         self.generator.eval()
 
@@ -114,14 +114,14 @@ class FedGenClient(CountingClient):
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss plus those of generated features."""
         present = self.auxiliary[COUNTS].nonzero()[:, 0]
-        if not self.weight or self.context.round < 2 or self._epoch >= _BETWEEN or not len(present):
+        if not self.weight or self.context.round < 2 or self._epoch >= _GENERATED_EPOCHS or not len(present):
             return self.task.training_step(batch, batch_idx)
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
         labels, head = view["label"], self.task.classifier
-        drawn = present[torch.randint(len(present), (self.generated,))].to(labels.device)
-        teacher = F.cross_entropy(head(self.generator(drawn)).float(), drawn)
+        drawn_labels = present[torch.randint(len(present), (self.generated,))].to(labels.device)
+        teacher = F.cross_entropy(head(self.generator(drawn_labels)).float(), drawn_labels)
         target = head(self.generator(labels)).float().softmax(1).detach()
         latent = F.kl_div(head(features).float().log_softmax(1), target, reduction="batchmean")
         weight = self.weight * _DECAY ** (self.context.round - 1)
@@ -132,15 +132,15 @@ class FedGenClient(CountingClient):
 class FedGenServer(CountingServer):
     """FedAvg's server, which trains the generator on the clients' output layers before it averages.
 
-    It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + spread * diversity``. a_{k,y} is client k's share of class
-    y's images that were looked at in the round, of which each client's count begins at 1, as in the released code: a
-    client without a class keeps a little of its weight, and a class qualifies with one image. The released code's
-    further, adversarial term has weight 0 there.
+    It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + spread * diversity``. a_{k,y} is client k's share of the
+    images of class y that clients trained on in the round. Each client's count begins at 1, as in the released code: a
+    client without a class keeps a small weight, and one image suffices for a class to be drawn. The released code has
+    a further, adversarial term, whose weight is 0 there.
 
     Args:
         client: A client, for the initial weights and the generator.
-        steps: Steps of Adam a round.
-        batch_size: Features of a step.
+        steps: Steps of Adam in each round.
+        batch_size: Generated features in each step.
         learning_rate: Learning rate of Adam.
         weight_decay: Weight decay of Adam.
         spread: Weight of the diversity.
@@ -160,20 +160,20 @@ class FedGenServer(CountingServer):
     ) -> None:
         super().__init__(client)
         at_least("method.server", 0, steps=steps, weight_decay=weight_decay, spread=spread)
-        at_least("method.server", 2, batch_size=batch_size)  # of one, batch normalisation has no variance
+        at_least("method.server", 2, batch_size=batch_size)  # batch normalisation needs two for a variance
         above("method.server", 0, learning_rate=learning_rate)
         self.steps, self.batch_size, self.spread = steps, batch_size, spread
         self.local_epochs = client.local_epochs
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
-        none = torch.zeros(client.task.classes, dtype=torch.int64)
-        self.auxiliary = {**_named(self.generator), COUNTS: none}
+        no_images = torch.zeros(client.task.classes, dtype=torch.int64)
+        self.auxiliary = {**_named(self.generator), COUNTS: no_images}
         self.optimizer_state: dict[str, Any] | None = None
-        first = client.generator.layers[0]
-        assert isinstance(first, nn.Linear)
+        first_layer = client.generator.layers[0]
+        assert isinstance(first_layer, nn.Linear)
         noise = client.generator.noise
         self._build = lambda: FeatureGenerator(
-            client.task.classes, client.task.num_features, noise, first.out_features
+            client.task.classes, client.task.num_features, noise, first_layer.out_features
         )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
@@ -208,7 +208,9 @@ class FedGenServer(CountingServer):
             rate = self.learning_rate * _DECAY ** (self.context.round - 1)
             optimizer = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=self.weight_decay)
             if self.optimizer_state is not None:
-                optimizer.load_state_dict(deepcopy(self.optimizer_state))  # its steps change what it is given
+                optimizer.load_state_dict(
+                    deepcopy(self.optimizer_state)
+                )  # the optimiser changes its state in place
                 optimizer.param_groups[0]["lr"] = rate
             for _ in range(self.steps):
                 labels = present[torch.randint(len(present), (self.batch_size,))].to(self.device)
@@ -233,8 +235,8 @@ def generator_loss(
 
     Args:
         features: Generated features z [B, C].
-        labels: Labels y that were asked for [B].
-        shares: a, each client's share of each class [N, K].
+        labels: Labels y that the features were generated for [B].
+        shares: Each client's share a of each class [N, K].
         heads: Weight [K, C] and bias [K] of each client's output layer.
     """
     losses = [F.cross_entropy(F.linear(features, *head), labels, reduction="none") for head in heads]

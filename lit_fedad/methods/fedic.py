@@ -1,8 +1,9 @@
 """FEDIC: calibrated distillation on the server, for long-tailed classes (Shang et al., ICME 2022).
 
-The server fine-tunes the average, combines the clients' models and the fine-tuned one to a teacher, and distils it into
-the average. It holds public images, and labelled ones with the same number of each class, taken from the clients'
-images. No other method uses the labelled images, which is an advantage in a comparison.
+The server fine-tunes the averaged model, combines the clients' models and the fine-tuned one to a teacher, and distils
+the teacher into the averaged model. It holds public images, and labelled images, equally many of each class, that were
+taken from the clients' images. No other method uses these labelled images: this gives FEDIC an advantage in a
+comparison.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from lit_fedad.methods.parts.functional import apply_in_chunks, copied, divergen
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
-_FROZEN_BATCH = 128
+_FROZEN_BATCH = 128  # images per forward pass of a frozen encoder
 
 
 class FEDICClient(ServerModelClient):
@@ -36,9 +37,9 @@ class FEDICClient(ServerModelClient):
 
 
 class FEDICServer(FedAvgServer):
-    """The server, which averages weights by data size and distils a calibrated teacher into the average.
+    """The server, which averages weights by data size and distils a calibrated teacher into the averaged model.
 
-    Three parts of a round follow the average, each of ``steps`` steps of Adam: the fine-tuning of a copy on labelled
+    After the averaging a round has three parts, each of ``steps`` steps of Adam: the fine-tuning of a copy on labelled
     images, the training of a `Calibration`, which is kept between rounds, and the distillation. Adam's state is reset
     in each round; the released code keeps it and uses a weight decay of 2e-4. Teachers are in evaluation mode and
     images are not augmented, so that teachers process each image once per round.
@@ -105,7 +106,7 @@ class FEDICServer(FedAvgServer):
         return public, labelled
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages the weights, then fine-tunes, calibrates, and distils into the average.
+        """Averages the weights, then fine-tunes, calibrates, and distils into the averaged model.
 
         Raises:
             UserError: If training diverges.
@@ -120,29 +121,29 @@ class FEDICServer(FedAvgServer):
         public, labelled = self._images()
         task, count, device = self.task, len(labelled), self.launched.device
         batches = self._batches("auxiliary images", len(public), self.auxiliary_batch)
-        drawn, auxiliary = batches.to(device).unique(return_inverse=True)
+        used, auxiliary = batches.to(device).unique(return_inverse=True)
         labelled_batch = labelled.__getitems__(range(count))
-        # Labelled images first; teachers process only the auxiliary images that are drawn.
-        images = torch.cat([labelled_batch["image"], labelled.normalise(public[drawn.cpu()])]).to(device)
+        # Labelled images come first; teachers process only those auxiliary images that are drawn in some step.
+        images = torch.cat([labelled_batch["image"], labelled.normalise(public[used.cpu()])]).to(device)
         labels = labelled_batch["label"].to(device)
-        if isinstance(task.encoder, FrozenEncoder):  # what is trained begins behind its features
+        if isinstance(task.encoder, FrozenEncoder):  # its features never change: they replace the images
             task.to(device)
             images = torch.cat([task.encoder.features(part) for part in images.split(_FROZEN_BATCH)])
 
-        def hard(batch: Tensor) -> Tensor:
+        def label_loss(batch: Tensor) -> Tensor:
             return F.cross_entropy(self._outputs(images[batch])[0], labels[batch])
 
         task.to(device)
-        answers = [self._outputs_of(model, images) for model in clients]
-        logits = torch.stack([answer for answer, _ in answers])
-        features = torch.stack([answer for _, answer in answers]).mean(0)
+        outputs = [self._outputs_of(model, images) for model in clients]
+        logits = torch.stack([client_logits for client_logits, _ in outputs])
+        features = torch.stack([client_features for _, client_features in outputs]).mean(0)
 
         task.load_state_dict(self.weights, strict=False)
-        tuning = self._train(task, hard, self._batches("fine-tuning", count, self.labelled_batch))
+        tuning_loss = self._train(task, label_loss, self._batches("fine-tuning", count, self.labelled_batch))
         tuned, _ = self._outputs_of(learned_state(task), images)
 
         calibration = self.calibration.to(device)
-        calibrating = self._train(
+        calibration_loss = self._train(
             calibration,
             lambda batch: F.cross_entropy(
                 calibration(logits[:, batch], features[batch], tuned[batch]), labels[batch]
@@ -153,28 +154,28 @@ class FEDICServer(FedAvgServer):
             teacher = calibration(logits, features, tuned)[count:]
         self.calibration.to("cpu")
 
-        def soft(batch: Tensor) -> Tensor:
+        def teacher_loss(batch: Tensor) -> Tensor:
             return divergence(self._outputs(images[count + batch])[0], teacher[batch], self.temperature)
 
         task.load_state_dict(self.weights, strict=False)
-        distilling = self._train(
+        distillation_loss = self._train(
             task,
-            lambda unlabelled, batch: 0.5 * soft(unlabelled) + 0.5 * hard(batch),
+            lambda unlabelled, batch: 0.5 * teacher_loss(unlabelled) + 0.5 * label_loss(batch),
             auxiliary,
             self._batches("teaching images", count, self.labelled_batch),
         )
         state = task.state_dict()
         self.weights = detached({name: state[name] for name in self.weights})
         self.report = {
-            "fine_tuning_loss": tuning,
-            "calibration_loss": calibrating,
-            "distillation_loss": distilling,
+            "fine_tuning_loss": tuning_loss,
+            "calibration_loss": calibration_loss,
+            "distillation_loss": distillation_loss,
         }
 
     def _batches(self, purpose: str, count: int, size: int) -> Tensor:
         """Draws the images of each step, without repetition within a step: int64 [steps, size]."""
-        chances = torch.ones(count).expand(self.steps, count)
-        return torch.multinomial(chances, min(size, count), generator=self.context.generator(purpose))
+        uniform = torch.ones(count).expand(self.steps, count)
+        return torch.multinomial(uniform, min(size, count), generator=self.context.generator(purpose))
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Computes logits [B, K] and features [B, D] under the task's current weights."""
@@ -202,7 +203,8 @@ class Calibration(nn.Module):
     """The calibrated teacher, a combination of the clients' models and the fine-tuned one.
 
     The clients' logits l_j are averaged with weights proportional to ``sigmoid(u . l_j + b)``, then scaled and shifted
-    class by class. A gate ``sigmoid(v . h)`` of their mean feature h combines the result with the fine-tuned logits:
+    class by class. A gate ``sigmoid(v . h)``, with h the mean of their features, mixes the result with the fine-tuned
+    model's logits:
     ``gate * calibrated + (1 - gate) * tuned``. No parameter depends on the number of clients. Initially u = 1, scale 1,
     shift 0 and gate 1/2.
 
@@ -225,7 +227,7 @@ class Calibration(nn.Module):
             features: Mean of the clients' features [B, D].
             tuned: The fine-tuned model's logits [B, K].
         """
-        # Sigmoids divided by their sum, computed in logarithms so that the sum cannot underflow.
+        # The weights are sigmoids divided by their sum, computed as logarithms so that the sum cannot underflow.
         weight = F.logsigmoid(logits @ self.u + self.b).softmax(0)
         calibrated = self.scale * (weight[..., None] * logits).sum(0) + self.shift
         gate = (features @ self.v).sigmoid()[:, None]

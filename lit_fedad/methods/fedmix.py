@@ -1,7 +1,7 @@
 """FedMix: clients train on images mixed with averages of others' images, to first order (Yoon et al., ICLR 2021).
 
-Before round 1 each client sends means of groups of its images, with the means of their one-hot labels, and receives
-those of all clients. Everything else is FedAvg.
+Before round 1 each client sends averages: means of groups of its images, with the means of their one-hot labels. It
+receives the averages of all clients. Everything else is FedAvg.
 """
 
 from collections.abc import Mapping
@@ -22,19 +22,20 @@ from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 IMAGES, LABELS = "mean_images", "mean_labels"
-_ROUNDING = 1e-3  # of labels' sums
+_ROUNDING = 1e-3  # by which the entries of a mean label may miss a sum of 1
 
 
 class FedMixClient(FedAvgClient):
     """A client whose loss is mixup with averages x_g, y_g of other images, expanded to first order.
 
     ``(1 - l) CE(f(x'), y) + l CE(f(x'), y_g) + l sum_i <d[(1 - l) CE(f(x'), y)] / dx'_i, x_g>`` with ``x' = (1 - l) x``
-    and CE the mean over the batch; one average is drawn a batch.
+    and CE the mean over the batch. One average is drawn for each batch.
 
     Args:
         task: A `Classifier` of pixels.
         weight: Share l of the averages; 0 gives FedAvg.
-        group: Images of an average (M), at least; None for all of a client's. Averages of few images show them.
+        group: Fewest images in an average (M); None for one average of all the client's images. An average of few
+            images reveals them.
 
     Raises:
         UserError: If the encoder is frozen, or a setting is out of range.
@@ -67,28 +68,28 @@ class FedMixClient(FedAvgClient):
         self.mixed = {name: entry.to(self.device) for name, entry in self.mixed.items()}
 
     def on_train_end(self) -> None:
-        """Moves the averages back."""
+        """Moves the averages back to the CPU."""
         self.mixed = {name: entry.cpu() for name, entry in self.mixed.items()}
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the mixed loss, and the task's accuracy."""
         if not self.weight or not self.mixed:
             return self.task.training_step(batch, batch_idx)
-        chosen = int(torch.randint(len(self.mixed[IMAGES]), ()))
-        other, label = self.mixed[IMAGES][chosen], self.mixed[LABELS][chosen]
+        row = int(torch.randint(len(self.mixed[IMAGES]), ()))
+        mean_image, mean_label = self.mixed[IMAGES][row], self.mixed[LABELS][row]
         view, share = self.task.view(batch), self.weight
         images = ((1 - share) * view["image"]).requires_grad_()
         logits = self.task.classifier(self.task({**view, "image": images})).float()
-        clean = (1 - share) * F.cross_entropy(logits, view["label"])
-        mixed = share * F.cross_entropy(logits, label.expand(len(logits), -1))
-        (slope,) = torch.autograd.grad(clean, images, create_graph=True)
-        loss = clean + mixed + share * (slope * other).sum()
+        own_loss = (1 - share) * F.cross_entropy(logits, view["label"])
+        mixed_loss = share * F.cross_entropy(logits, mean_label.expand(len(logits), -1))
+        (gradient,) = torch.autograd.grad(own_loss, images, create_graph=True)
+        loss = own_loss + mixed_loss + share * (gradient * mean_image).sum()
         accuracy = (logits.detach().argmax(1) == view["label"]).float().mean()
         return {"loss": loss, "accuracy": accuracy}
 
 
 class FedMixServer(FedAvgServer):
-    """FedAvg's server, which also passes the averages on."""
+    """FedAvg's server, which also passes on the averages."""
 
     state_names = ("mixed",)
 
@@ -99,7 +100,7 @@ class FedMixServer(FedAvgServer):
 
 
 def _disclosed(client: FedMixClient) -> Disclosures:
-    """Says what averages tell; a mean of one image is that image."""
+    """Returns what averages disclose; a mean of one image is that image."""
     if client.group == 1:
         return (Disclosure(Kind.IMAGES, "all training images, as they are, with their labels"),)
     many = f"one for every {client.group} training images" if client.group else "one of all training images"
@@ -123,11 +124,11 @@ class SendAverages(Exchange[FedMixClient, FedMixServer]):
         """
         images, labels = gathered(loader, "image", "label")
         order = torch.randperm(len(images), generator=client.context.generator("groups"))
-        parts = order.tensor_split(max(1, len(images) // client.group) if client.group else 1)
-        hot = F.one_hot(labels, client.task.classes).float()
+        groups = order.tensor_split(max(1, len(images) // client.group) if client.group else 1)
+        one_hot = F.one_hot(labels, client.task.classes).float()
         return {
-            IMAGES: torch.stack([images[part].mean(0) for part in parts]),
-            LABELS: torch.stack([hot[part].mean(0) for part in parts]),
+            IMAGES: torch.stack([images[group].mean(0) for group in groups]),
+            LABELS: torch.stack([one_hot[group].mean(0) for group in groups]),
         }
 
     def upload_spec(self, client: FedMixClient) -> MessageSpec:
@@ -135,11 +136,13 @@ class SendAverages(Exchange[FedMixClient, FedMixServer]):
         return client.averages_spec()
 
     def validate(self, server: FedMixServer, client_id: int, update: Update) -> None:
-        """Checks the number of groups, and that labels are shares."""
+        """Checks the number of groups, and that each mean label sums to 1."""
         labels = update.message[LABELS]
-        most = max(1, update.num_samples // server.group) if server.group else 1
-        if not 1 <= len(labels) <= most:
-            raise UserError(f"the client sent {len(labels)} averages, and its images make at most {most}")
+        max_groups = max(1, update.num_samples // server.group) if server.group else 1
+        if not 1 <= len(labels) <= max_groups:
+            raise UserError(
+                f"the client sent {len(labels)} averages, and its images make at most {max_groups}"
+            )
         if float((labels.sum(1) - 1).abs().max()) > _ROUNDING:
             raise UserError("the client's mean labels do not sum to 1")
 
@@ -175,5 +178,5 @@ class ReceiveAverages(Exchange[FedMixClient, FedMixServer]):
 
 
 def exchanges(client: FedMixClient) -> Exchanges:
-    """FedAvg's; before round 1 averages go up, and those of all clients down."""
+    """Lists FedAvg's exchanges; before round 1 clients send averages, and receive those of all clients."""
     return with_exchanges(client, SendAverages(), ReceiveAverages())

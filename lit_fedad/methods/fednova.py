@@ -16,28 +16,28 @@ from lit_fedad.methods.parts.client_bases import AnchoredClient
 
 
 class FedNovaClient(AnchoredClient):
-    """A client that sends its mean step, ``x + (y_i - x) / |a_i|_1``, and the length ``|a_i|_1`` of its way.
+    """A client that sends the weights after its mean step, ``x + (y_i - x) / |a_i|_1``, and the length ``|a_i|_1``.
 
-    ``a_i`` holds the weights of the gradients in ``y_i - x``. Its sum is the number of steps; with momentum rho a step
-    is also moved by later ones, and counts ``1 + rho + ... + rho^(k-1)`` in step k (FedNova Sec. 4).
+    ``a_i`` holds the weights of the gradients in ``y_i - x``. Its sum is the number of steps; with momentum rho step k
+    adds ``1 + rho + ... + rho^(k-1)`` to it, because earlier gradients take part in the step too (FedNova Sec. 4).
     """
 
     def __init__(self, task: Task, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
-        self._pull = self._length = 0.0
+        self._step_length = self._length = 0.0
 
     def on_train_start(self) -> None:
-        """Copies the received weights x, and begins to count."""
+        """Copies the received weights x, and resets the length."""
         super().on_train_start()
-        self._pull = self._length = 0.0
+        self._step_length = self._length = 0.0
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Counts the step."""
-        self._pull = 1.0 + optimizer.param_groups[0].get("momentum", 0.0) * self._pull
-        self._length += self._pull
+        """Adds the step to the length."""
+        self._step_length = 1.0 + optimizer.param_groups[0].get("momentum", 0.0) * self._step_length
+        self._length += self._step_length
 
     def shared_spec(self) -> MessageSpec:
-        """Declares the shared entries, which no codec rounds: the server multiplies errors by the number of steps."""
+        """Declares the shared entries as exact: the server would multiply a codec's rounding by the number of steps."""
         return {name: replace(form, exact=True) for name, form in super().shared_spec().items()}
 
     discloses = (TRAINED_WEIGHTS, counted("steps of the round"))
@@ -56,9 +56,10 @@ class FedNovaClient(AnchoredClient):
 
 
 class FedNovaServer(FedAvgServer):
-    """The server, which goes the mean step as often as clients have on average: ``x += tau sum_i p_i (z_i - x)``.
+    """The server, which takes the mean step as often as clients do on average: ``x += tau sum_i p_i (z_i - x)``.
 
-    ``z_i`` are the clients' messages, ``p_i`` shares of images, and ``tau = sum_i p_i |a_i|_1`` (FedNova Eq. 7).
+    ``z_i`` are the weights that the clients send, ``p_i`` their shares of images, and ``tau = sum_i p_i |a_i|_1``
+    (FedNova Eq. 7).
 
     Raises:
         UserError: If the optimiser's momentum is 1 or more.
@@ -73,17 +74,21 @@ class FedNovaServer(FedAvgServer):
             raise UserError(
                 f"task.momentum={momentum:g} must be below 1: method fednova has no bound for steps that never fade"
             )
-        self.longest = client.local_epochs / (1 - momentum)
-        """Largest length an image: batches of one."""
+        self.max_length_per_image = client.local_epochs / (1 - momentum)
+        """Largest length per image, reached with batches of one image."""
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks the length: a client that exaggerates it would drive all others too far."""
-        length, most = float(update.message["length"]), self.longest * update.num_samples
-        if length > most * 1.001:  # sums of rounded lengths exceed their whole in the last digits
-            raise UserError(f"the client claims a way of {length:g} steps, and its images allow {most:g}")
+        """Checks the length: a client that exaggerates it would move the weights of all too far."""
+        length, max_length = float(update.message["length"]), self.max_length_per_image * update.num_samples
+        if (
+            length > max_length * 1.001
+        ):  # the length in a sum of rounded messages may exceed the true one slightly
+            raise UserError(
+                f"the client claims a way of {length:g} steps, and its images allow {max_length:g}"
+            )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Moves the weights."""
+        """Moves the weights by tau mean steps; running statistics are averaged."""
         merged = weighted_mean(updates)
         tau = merged.pop("length").double()
         for name in self.trained:
@@ -93,7 +98,7 @@ class FedNovaServer(FedAvgServer):
 
 
 def predict_with_weights(server: FedNovaServer, client: Client, update: Update) -> None:
-    """Loads the weights y_i that the upload was made from; see `Evidence`."""
+    """Loads the trained weights y_i, which follow from the upload and its length; see `Evidence`."""
     message = dict(update.message)
     length = message.pop("length")
     for name in server.trained:
@@ -102,5 +107,5 @@ def predict_with_weights(server: FedNovaServer, client: Client, update: Update) 
 
 
 def exchanges(client: FedNovaClient) -> Exchanges:
-    """FedAvg's, with evidence of its own."""
+    """Lists FedAvg's exchanges; audits recompute trained weights from an upload (`predict_with_weights`)."""
     return with_exchanges(client, evidence=replace(WEIGHTS, predict=predict_with_weights))

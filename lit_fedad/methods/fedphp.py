@@ -13,18 +13,18 @@ from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 
 
 class FedPHPClient(FedAvgClient):
-    """A client that trains the received weights near the features of its inherited model, then updates that model.
+    """A client that keeps the features of the weights in training near its inherited model's, then updates that model.
 
-    It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))`` with the Gaussian `mmd`, sends w, and keeps
-    ``p = m p + (1 - m) w``, with which it predicts. ``m = mu k / max(1, floor(fraction T))``, at most mu; k counts the
-    rounds that the client has taken part in before: after its first one, p is w (the authors' code). Until then p
-    has the initial weights.
+    It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))`` with the Gaussian `mmd`, and sends w. Then it updates
+    its inherited weights to ``p = m p + (1 - m) w``, with which it predicts. The share m is
+    ``mu k / max(1, floor(fraction T))``, at most mu, where k is the number of earlier rounds that the client has taken
+    part in. So p equals w after its first round, as in the authors' code; before it p holds the initial weights.
 
     Args:
         rounds: Training rounds T.
         fraction: Share of the clients that take part in a round.
         mu: Largest weight of the old personal model.
-        weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
+        weight: Weight lambda of the discrepancy; with 0 the client trains as in FedAvg.
     """
 
     own_model = True
@@ -43,7 +43,7 @@ class FedPHPClient(FedAvgClient):
         within("method.client", 0, 1, mu=mu, fraction=fraction)
         at_least("method.client", 0, rounds=rounds, weight=weight)
         self.mu, self.weight = mu, weight
-        self.expected = max(int(fraction * rounds), 1)
+        self.expected_participations = max(int(fraction * rounds), 1)
         self.participations = 0
         self.inherited = self.shared_state()
 
@@ -69,8 +69,8 @@ class FedPHPClient(FedAvgClient):
 
     def on_train_end(self) -> None:
         """Updates the inherited model."""
-        share = self.mu * min(self.participations / self.expected, 1)
+        kept_share = self.mu * min(self.participations / self.expected_participations, 1)
         self.participations += 1
         for name, entry in self.shared_state().items():
             old = self.inherited[name].to(entry.device)
-            self.inherited[name] = torch.lerp(entry, old, share) if entry.is_floating_point() else entry
+            self.inherited[name] = torch.lerp(entry, old, kept_share) if entry.is_floating_point() else entry

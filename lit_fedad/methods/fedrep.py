@@ -14,18 +14,18 @@ from lit_fedad.methods.fedavg import FedAvgClient
 
 
 class FedRepClient(FedAvgClient):
-    """A client that trains its own head on the fixed representation, and the representation under the fixed head.
+    """A client that trains its own head with a fixed representation, and the shared representation with a fixed head.
 
     The server's model is the representation with the mean of the clients' heads (`Predictors.lent`).
 
     Args:
-        task: What the client learns; requires a head, that is modules between its features and its output.
+        task: What the client learns. It must have a head: modules between its features and its output.
         head_epochs: Passes that train the head.
         base_epochs: Passes that train the representation.
         base_first: Whether the representation is trained before the head.
 
     Raises:
-        UserError: If the task has no head, or trains nothing else, or there is no epoch.
+        UserError: If the task trains nothing but its head, or there is no epoch.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FedRepClient(FedAvgClient):
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
-        """Checks that a class of task has a head."""
+        """Checks that a task class has a head."""
         super().check_task(task)
         if not task.output_modules:
             raise UserError(
@@ -65,7 +65,7 @@ class FedRepClient(FedAvgClient):
 
     @property
     def predictors(self) -> Predictors:
-        """Each client's head on the merged representation, on which the server's model has the mean of all heads."""
+        """Each client's own head on the merged representation; the server's model has the mean of all heads on it."""
         return Predictors(
             server_shared=True, merged=True, lent=tuple(self.own_keys(learned_state(self.task)))
         )
@@ -77,7 +77,7 @@ class FedRepClient(FedAvgClient):
         return (self.epoch < first) == self.base_first
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds the task's optimiser of both parts: a client that failed has left one of them without gradients."""
+        """Builds the task's optimiser of both parts, after enabling gradients: a failed client left some disabled."""
         self._set_trained(head=True, base=True)
         return super().configure_optimizers()
 
@@ -91,10 +91,10 @@ class FedRepClient(FedAvgClient):
         self._set_trained(head=not self.trains_base, base=self.trains_base)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Computes the task's loss; one that the part in training is not in, as AE-1SVM's at last, moves nothing."""
+        """Computes the task's loss, which may not depend on the part in training, as that of AE-1SVM in late rounds."""
         outputs = super().training_step(batch, batch_idx)
         if not outputs["loss"].requires_grad:
-            outputs["loss"].requires_grad_()
+            outputs["loss"].requires_grad_()  # so that backward passes, and changes no weight
         return outputs
 
     def on_train_end(self) -> None:
@@ -102,7 +102,7 @@ class FedRepClient(FedAvgClient):
         self._set_trained(head=True, base=True)
 
     def _set_trained(self, head: bool, base: bool) -> None:
-        """Sets which parts have gradients."""
+        """Sets which parts get gradients."""
         for parameter in self.head:
             parameter.requires_grad_(head)
         for parameter in self.base:
