@@ -1,4 +1,4 @@
-"""Batch normalisation with the statistics of another batch: synthetic images are encoded as if among real ones."""
+"""Batch normalisation with the statistics of another batch, so that synthetic images are normalised like real ones."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,12 +33,12 @@ def check_encoder(encoder: nn.Module) -> None:
 def record(encoder: nn.Module, images: Tensor, times: Tensor | None = None) -> tuple[Tensor, Statistics]:
     """Encodes a batch, normalised by its own mean and biased variance, and records these statistics.
 
-    The encoder does not change, nor do its running statistics.
+    Neither the encoder nor its running statistics change.
 
     Args:
         encoder: Encoder from images to features.
         images: A batch [B, C, H, W].
-        times: How often each image is in the batch [B]; None for once.
+        times: How often each image counts in the batch [B]; None for once.
 
     Returns:
         Features [B, D] without gradient, and the statistics that normalised them.
@@ -50,17 +50,17 @@ def record(encoder: nn.Module, images: Tensor, times: Tensor | None = None) -> t
     order = None
     groups = [(len(images), 1)]
     if times is not None:
-        order = times.argsort(stable=True)  # images that are there as often lie together: few groups
+        order = times.argsort(stable=True)  # images that count equally often form one group
         images = images[order]
-        often, sizes = times.unique(return_counts=True)
-        groups = list(zip(sizes.tolist(), often.tolist(), strict=True))
+        group_times, sizes = times.unique(return_counts=True)
+        groups = list(zip(sizes.tolist(), group_times.tolist(), strict=True))
 
     def measure(name: str, layer: nn.BatchNorm2d, inputs: tuple[Any, ...]) -> None:
         statistics[name] = _moments(inputs[0], groups)
         layer.running_mean, layer.running_var = statistics[name]
 
     layers = {name: layer for name, layer in encoder.named_modules() if isinstance(layer, nn.BatchNorm2d)}
-    with _lent(layers.values()), ExitStack() as hooks:
+    with _using_buffers(layers.values()), ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_pre_hook(partial(measure, name)))
         features: Tensor = encoder(images)
@@ -68,23 +68,28 @@ def record(encoder: nn.Module, images: Tensor, times: Tensor | None = None) -> t
 
 
 def _moments(maps: Tensor, groups: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of maps [B, C, H, W]; of every group, its images and their weight."""
-    # Precision is that of the buffers given; nothing else is done with these. Some 25 times faster than var_mean.
+    """Computes mean and biased variance [C] of each channel of maps [B, C, H, W].
+
+    Args:
+        maps: Maps, group by group.
+        groups: Number of images of each group, and how often each of them counts.
+    """
+    # This function is some 25 times faster than var_mean. The buffers only determine the precision of its results.
     precision = torch.promote_types(maps.dtype, torch.float32)
     unused = maps.new_zeros(2, maps.shape[1], dtype=precision)
     sizes = [size for size, _ in groups]
     parts = [torch.batch_norm_update_stats(part, unused[0], unused[1], 0.0) for part in maps.split(sizes)]
     means, variances = (torch.stack(values) for values in zip(*parts, strict=True))
-    drawn = means.new_tensor([size * often for size, often in groups])[:, None]
-    shares = drawn / drawn.sum()
-    mean = (shares * means).sum(0)  # no product of matrices, which autocast would round
+    weights = means.new_tensor([size * times for size, times in groups])[:, None]
+    shares = weights / weights.sum()
+    mean = (shares * means).sum(0)  # not a matrix product, which autocast would round
     return mean, (shares * (variances + (means - mean).square())).sum(0)
 
 
 def apply(encoder: nn.Module, images: Tensor, statistics: Statistics) -> Tensor:
     """Encodes images, normalised by recorded statistics of another batch.
 
-    Differentiable in the images; the statistics are constants.
+    The result is differentiable in the images; the statistics are constants.
 
     Args:
         encoder: Encoder that `record` was called with.
@@ -98,7 +103,7 @@ def apply(encoder: nn.Module, images: Tensor, statistics: Statistics) -> Tensor:
         FedVCK Eq. 4.
     """
     layers = {name: encoder.get_submodule(name) for name in statistics}
-    with _lent(layers.values()):
+    with _using_buffers(layers.values()):
         for name, layer in layers.items():
             layer.running_mean, layer.running_var = statistics[name]
         return encoder(images)
@@ -107,7 +112,7 @@ def apply(encoder: nn.Module, images: Tensor, statistics: Statistics) -> Tensor:
 def unconstrained(encoder: nn.Module, images: Tensor) -> Tensor:
     """Encodes a batch, normalised by its own statistics, through which gradients flow.
 
-    The encoder does not change, and may be without batch normalisation.
+    The encoder does not change. It may have no batch normalisation.
 
     Args:
         encoder: Encoder from images to features.
@@ -117,7 +122,7 @@ def unconstrained(encoder: nn.Module, images: Tensor) -> Tensor:
         Features [B, D].
     """
     layers = [layer for layer in encoder.modules() if isinstance(layer, nn.BatchNorm2d)]
-    with _lent(layers):
+    with _using_buffers(layers):
         for layer in layers:
             layer.running_mean = layer.running_var = None
         features: Tensor = encoder(images)
@@ -125,8 +130,8 @@ def unconstrained(encoder: nn.Module, images: Tensor) -> Tensor:
 
 
 @contextmanager
-def _lent(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Lets batch normalisations use the statistics in their buffers; afterwards both are as before."""
+def _using_buffers(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Makes batch normalisations use the statistics in their buffers; restores mode and buffers afterwards."""
     before = [(layer, layer.training, layer.running_mean, layer.running_var) for layer in layers]
     try:
         for layer, *_ in before:

@@ -24,7 +24,7 @@ class Descent:
         learning_rate: Learning rate of SGD, for normalised images.
         momentum: Momentum of SGD.
         clip: Largest norm of the gradient in all images; None for no limit.
-        section: Section of the configuration that these numbers come from, for messages.
+        section: Section of the configuration that has these numbers, for error messages.
 
     Raises:
         UserError: If a number is out of range.
@@ -48,7 +48,7 @@ class Descent:
 
         Args:
             start: Images [n, C, H, W].
-            loss: Function of the images, called once a step in the Fabric's precision.
+            loss: Function of the images, called once in each step in the Fabric's precision.
             fabric: Fabric with device and precision.
 
         Returns:
@@ -82,7 +82,7 @@ class Descent:
 
 
 class RealBatch(NamedTuple):
-    """Draws of a client's classes with replacement, each image held once.
+    """Images drawn with replacement from each of a client's classes; an image drawn several times is held once.
 
     Attributes:
         images: The u different images, sorted by class [u, C, H, W].
@@ -103,11 +103,11 @@ Distance = Callable[[RealBatch, Tensor], Tensor]
 class Condensation(Descent):
     """Optimisation of synthetic images, by SGD, to a small distance from batches of real ones.
 
-    Every step draws a batch of each class with replacement. All classes go through the network at once; the images
-    of a class, real and synthetic, are augmented alike.
+    Every step draws a batch of each class with replacement. All classes pass through the network at once. Real and
+    synthetic images of a class are augmented in the same way.
 
     Attributes:
-        batch: Real images of each class in a step.
+        batch: Number of real images drawn from each class in a step.
         augment: Whether real and synthetic images are augmented by `diff_augment`.
 
     Raises:
@@ -139,7 +139,7 @@ class Condensation(Descent):
             start: Synthetic images [sum(counts), C, H, W], sorted by class.
             counts: Number of synthetic images of each of the k classes.
             real: Real images [n, C, H, W], sorted by class.
-            weights: For each class, the probability of each of its real images [n_c]; n in all.
+            weights: For each class, the weights [n_c] with which its real images are drawn; n in all.
             distance: Loss, called with augmented real images, ``batch`` draws of each class, and synthetic ones
                 [sum(counts), C, H, W].
             generator: Source of batches and augmentations.
@@ -156,25 +156,25 @@ class Condensation(Descent):
         synthetic_class = classes.repeat_interleave(torch.tensor(counts)).to(device)
 
         def loss(synthetic: Tensor) -> Tensor:
-            batch = self._drawn(real, weights, generator, device)
+            batch = self._draw_batch(real, weights, generator, device)
             if self.augment:
-                drawn = draw(len(counts), generator)
+                augmentation = draw(len(counts), generator)
                 real_class = classes.repeat_interleave(torch.tensor(batch.sizes)).to(device)
-                batch = batch._replace(images=diff_augment(batch.images, drawn, real_class))
-                synthetic = diff_augment(synthetic, drawn, synthetic_class)
+                batch = batch._replace(images=diff_augment(batch.images, augmentation, real_class))
+                synthetic = diff_augment(synthetic, augmentation, synthetic_class)
             return distance(batch, synthetic)
 
         return self.descend(start, loss, fabric)
 
-    def _drawn(
+    def _draw_batch(
         self, real: Tensor, weights: Sequence[Tensor], generator: torch.Generator, device: torch.device
     ) -> RealBatch:
-        """As many images of every class."""
+        """Draws ``batch`` images of every class, with replacement."""
         rows, times, first = [], [], 0
-        for chances in weights:
-            chosen = torch.multinomial(chances, self.batch, replacement=True, generator=generator)
-            different, often = chosen.unique(return_counts=True)
+        for class_weights in weights:
+            chosen = torch.multinomial(class_weights, self.batch, replacement=True, generator=generator)
+            different, counts = chosen.unique(return_counts=True)
             rows.append(first + different)
-            times.append(often)
-            first += len(chances)
+            times.append(counts)
+            first += len(class_weights)
         return RealBatch(real[torch.cat(rows)].to(device), torch.cat(times).to(device), list(map(len, rows)))

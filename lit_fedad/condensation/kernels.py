@@ -15,8 +15,8 @@ def kernel_matrix(x: Tensor, y: Tensor, kernel: Kernel, bandwidth: Tensor | floa
     - ``linear``: x . y
     - ``polynomial``: (x . y + 1)^2
     - ``gaussian``: sum over k = -2..2 of exp(-d^2 / (s 2^k)), s being the bandwidth
-    - ``laplace``: sum over g in 0.1, 1, 5 of exp(-g d^2). It squares the distance like a Gaussian; the name is that of
-      FedVCK's released code.
+    - ``laplace``: sum over g in 0.1, 1, 5 of exp(-g d^2). The distance is squared, as in a Gaussian; the name is that
+      of FedVCK's released code.
 
     The computation is in double precision.
 
@@ -38,7 +38,7 @@ def kernel_matrix(x: Tensor, y: Tensor, kernel: Kernel, bandwidth: Tensor | floa
         return x @ y.T
     if kernel == "polynomial":
         return (x @ y.T + 1).square()
-    # Seen from one of the points, squares are no larger than distances: their sum keeps its digits.
+    # One of the points is subtracted: squared norms are then no larger than squared distances, which keeps digits.
     x, y = x - y[0].detach(), y - y[0].detach()
     squared = (x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T).clamp(min=0)
     if kernel == "laplace":
@@ -70,17 +70,17 @@ def mmd(real: Tensor, synthetic: Tensor, kernel: Kernel = "linear", times: Tenso
         tensor(1., dtype=torch.float64)
     """
     real, synthetic = real.double(), synthetic.double()
-    often = real.new_ones(len(real)) if times is None else times.double()
-    shares = often / often.sum()
+    real_times = real.new_ones(len(real)) if times is None else times.double()
+    shares = real_times / real_times.sum()
     if kernel == "linear":
         return (shares @ real - synthetic.mean(0)).square().sum()
     bandwidth = 1.0
     if kernel == "gaussian":
-        drawn = torch.cat([often, often.new_ones(len(synthetic))])
-        bandwidth = mean_squared_distance(torch.cat([real, synthetic]), drawn)
-    among = shares @ kernel_matrix(real, real, kernel, bandwidth) @ shares
-    across = (shares @ kernel_matrix(real, synthetic, kernel, bandwidth)).mean()
-    return among + kernel_matrix(synthetic, synthetic, kernel, bandwidth).mean() - 2 * across
+        all_times = torch.cat([real_times, real_times.new_ones(len(synthetic))])
+        bandwidth = mean_squared_distance(torch.cat([real, synthetic]), all_times)
+    within_real = shares @ kernel_matrix(real, real, kernel, bandwidth) @ shares
+    between = (shares @ kernel_matrix(real, synthetic, kernel, bandwidth)).mean()
+    return within_real + kernel_matrix(synthetic, synthetic, kernel, bandwidth).mean() - 2 * between
 
 
 def mean_squared_distance(features: Tensor, times: Tensor) -> float:
@@ -88,12 +88,14 @@ def mean_squared_distance(features: Tensor, times: Tensor) -> float:
 
     Args:
         features: Features [n, D]; no gradient reaches them.
-        times: How often each was drawn [n].
+        times: How often each feature was drawn [n].
     """
     points = features.detach().double()
     centred = points - times @ points / times.sum()
-    spread = 2 * (times @ centred.square().sum(1)) / (times.sum() - 1)
-    return max(float(spread), 1e-30)  # of equal points any bandwidth gives 0; that of 0 would give NaN
+    mean_square = 2 * (times @ centred.square().sum(1)) / (times.sum() - 1)
+    return max(
+        float(mean_square), 1e-30
+    )  # for equal points any bandwidth gives 0, but a bandwidth of 0 gives NaN
 
 
 def class_mmd(
@@ -125,16 +127,16 @@ def class_mmd(
             real.split(list(sizes)), synthetic.split(list(counts)), times.split(list(sizes)), strict=True
         )
         return torch.stack(
-            [mmd(images, condensed, kernel, often) for images, condensed, often in parts]
+            [mmd(images, condensed, kernel, class_times) for images, condensed, class_times in parts]
         ).sum()
     once = torch.ones(len(synthetic), device=synthetic.device)
     return (_class_means(real, times, sizes) - _class_means(synthetic, once, counts)).square().sum()
 
 
 def _class_means(features: Tensor, times: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The mean of each class [k, D]."""
-    rows = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(features.device)
-    often = times.double()
-    total = often.new_zeros(len(sizes)).index_add(0, rows, often)
-    weighted = features.double() * (often / total[rows])[:, None]
-    return weighted.new_zeros(len(sizes), features.shape[1]).index_add(0, rows, weighted)
+    """Computes the mean feature of each class [k, D]."""
+    classes = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(features.device)
+    weights = times.double()
+    total = weights.new_zeros(len(sizes)).index_add(0, classes, weights)
+    weighted = features.double() * (weights / total[classes])[:, None]
+    return weighted.new_zeros(len(sizes), features.shape[1]).index_add(0, classes, weighted)

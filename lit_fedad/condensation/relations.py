@@ -1,4 +1,4 @@
-"""What a model confuses: the importance of images, and a loss that separates classes (FedVCK)."""
+"""The importance of images that a model predicts wrongly, and a loss that separates classes it confuses (FedVCK)."""
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ def merged_prototypes(prototypes: Tensor, sizes: Tensor, classes: Tensor, count:
     """Merges the clients' mean logits of each class, weighted by their images (FedVCK Eq. 12).
 
     Args:
-        prototypes: Mean logits of a client's class, client after client [n, K].
-        sizes: Number of images behind each, int64 [n].
-        classes: Their classes, int64 [n].
+        prototypes: Mean logits of each client's classes, client after client [n, K].
+        sizes: Number of images that each mean is over, int64 [n].
+        classes: Class of each mean, int64 [n].
         count: Number of classes K.
 
     Returns:
@@ -28,9 +28,9 @@ def hard_negatives(prototypes: Tensor, present: Tensor, k: int) -> Tensor:
     HN(c) = argtopK over j != c of p_c[j].
 
     Args:
-        prototypes: Mean logits of each class [C, C]; rows of NaN where they are not known.
+        prototypes: Mean logits of each class [C, C]; rows of NaN if they are not known.
         present: Whether each class may be a negative, bool [C].
-        k: Number of negatives K; all other classes where there are fewer.
+        k: Number of negatives K; if there are fewer other classes, all of them.
 
     Returns:
         Whether j is in HN(c), bool [C, C]. Never c itself; rows without logits are empty.
@@ -53,15 +53,15 @@ def class_means(features: Tensor, labels: Tensor, count: int) -> Tensor:
         Prototypes [count, D]; zeros for a class without images.
     """
     total = features.new_zeros(count, features.shape[1]).index_add_(0, labels, features)
-    return F.normalize(total, dim=1)  # the mean's direction is the sum's
+    return F.normalize(total, dim=1)  # sum and mean have the same direction
 
 
 class RelationalContrast(nn.Module):
     """Loss that moves features to the prototype of their class and away from those of its hard negatives.
 
-    ``-log e^{h(z) . f_c / tau} / sum_j e^{h(z) . f_j / tau}``, with h a small network whose output has norm 1. In
-    FedVCK Eq. 15, j runs over the hard negatives alone, which leaves the loss without a lower bound: by default the
-    class itself is one of j.
+    It is ``-log e^{h(z) . f_c / tau} / sum_j e^{h(z) . f_j / tau}``, with h a small network whose output has norm 1. In
+    FedVCK Eq. 15, j runs only over the hard negatives, which leaves the loss without a lower bound; by default j also
+    takes the class itself.
 
     Args:
         prototypes: Prototypes f_c of norm 1 [C, D]; zeros for classes that have none.
@@ -69,8 +69,8 @@ class RelationalContrast(nn.Module):
         hidden: Width of the hidden layer of h.
         temperature: Temperature tau.
         with_own: Whether the class itself is in the denominator.
-        prior: Whether every class counts as often as the batch has images of it, in numerator and denominator: the
-            released code sums over a batch's images, not over classes.
+        prior: Whether every class counts as often as the batch has images of it, in numerator and denominator, as in
+            the released code, which sums over a batch's images instead of classes.
     """
 
     prototypes: Tensor
@@ -98,7 +98,7 @@ class RelationalContrast(nn.Module):
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """Computes the mean loss over images whose class has hard negatives and a prototype; 0 without any.
 
-        With ``prior`` only classes count that the batch has images of.
+        With ``prior`` only classes count of which the batch has images.
 
         Args:
             features: Features [B, D], B > 1.
@@ -113,10 +113,10 @@ class RelationalContrast(nn.Module):
             counts = labels.bincount(minlength=len(self.prototypes))
             candidates = candidates & (counts > 0)
             similarity = similarity + counts.log()
-        judged = candidates.any(1)[labels] & (self.prototypes[labels] != 0).any(1)
-        rivals = similarity.where(candidates[labels], -torch.inf)[judged].logsumexp(1)
-        true_class = similarity.gather(1, labels[:, None])[judged, 0]
-        return (rivals - true_class).sum() / judged.sum().clamp(min=1)
+        counted = candidates.any(1)[labels] & (self.prototypes[labels] != 0).any(1)
+        denominator = similarity.where(candidates[labels], -torch.inf)[counted].logsumexp(1)
+        numerator = similarity.gather(1, labels[:, None])[counted, 0]
+        return (denominator - numerator).sum() / counted.sum().clamp(min=1)
 
 
 def importance(
@@ -124,8 +124,8 @@ def importance(
 ) -> Tensor:
     """Computes the importance of images: w = 1 / (1 + exp(-err + b)), err the cross-entropy of two models' mean logits.
 
-    FedVCK Eq. 5, FedVCK Eq. 6, FedVCK Eq. 7, whose models end in a softmax: here logits are mixed. The error of the
-    current model alone would be biased by its overfitting.
+    It follows FedVCK Eq. 5, FedVCK Eq. 6 and FedVCK Eq. 7. The paper's models end in a softmax; here logits are mixed.
+    The error of the current model alone would be biased by its overfitting.
 
     Args:
         current: Logits of the current model [n, K].

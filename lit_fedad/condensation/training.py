@@ -35,11 +35,11 @@ class CondensedTraining:
 
     Attributes:
         epochs: Passes over the images.
-        batch_size: Images of a step.
+        batch_size: Images in each step.
         learning_rate: Learning rate of SGD.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
-        augment: Whether images are augmented for cross-entropy by `diff_augment`, each with a draw of its own.
+        augment: Whether images are augmented for cross-entropy by `diff_augment`, each with its own random draw.
 
     Raises:
         UserError: If a number is out of range.
@@ -112,15 +112,15 @@ class CondensedTraining:
             order = torch.randperm(len(labels), generator=generator).to(fabric.device)
             for rows in order.split(self.batch_size):
                 batch, target = normalise(images[rows]), labels[rows]
-                extended = extra is not None and len(rows) > 1  # a lone image has no batch statistics
+                use_extra = extra is not None and len(rows) > 1  # a single image has no batch statistics
                 view = batch
                 if self.augment:
-                    places = torch.arange(len(rows), device=batch.device)
-                    view = diff_augment(batch, draw(len(rows), generator), places)
+                    groups = torch.arange(len(rows), device=batch.device)
+                    view = diff_augment(batch, draw(len(rows), generator), groups)
                 with fabric.autocast():
                     logits = head(features(view)).float()
                     loss = F.cross_entropy(logits, target)
-                    if extra is not None and extended:
+                    if extra is not None and use_extra:
                         loss = loss + decay * extra.weight * extra.module(features(batch).float(), target)
                 if not torch.isfinite(loss):
                     raise UserError(
@@ -129,7 +129,7 @@ class CondensedTraining:
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 fabric.backward(loss)
-                for optimizer in optimizers if extended else optimizers[:1]:
+                for optimizer in optimizers if use_extra else optimizers[:1]:
                     optimizer.step()
                 total += float(loss.detach()) * len(rows)
                 correct += int((logits.detach().argmax(1) == target).sum())

@@ -2,7 +2,7 @@
 
 from lit_fedad.core.lazy_names import lazy_names
 
-# Imported when they are asked for: most modules of this package need one another, and few need all.
+# Names are imported on first use, since few users need all modules.
 _NAMES = {
     "estimate_densities": "density.estimate_densities",
     "fit_subspace": "subspace.fit_subspace",

@@ -1,9 +1,9 @@
 """Greedy k-centre coresets: the farthest-point selection of PatchCore, exact, at matrix-product speed.
 
-The textbook loop reads all points once a selection. But distances to the selected set only ever *shrink*, so
-the true greedy choice stays among the few points that are farthest now, until their best falls to the best of
-all others. Whole batches of selections are therefore made on a small table of distances, and the distances of
-all points are then brought up to date by one matrix product.
+The textbook loop reads all points for each selection. But distances to the selected set only ever *shrink*. So
+the greedy choice stays among the few points that are farthest now, the candidates, until the best of them is no
+farther than all other points were. A batch of selections is therefore made on a small table of distances between
+candidates; then one matrix product updates the distances of all points.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_fedad.memory.knn import chunks, squared_distances, working_dtype
 
 _MOST_CANDIDATES = 2048
-_FLUSH_BYTES = 8 * 2**20  # the block of distances stays in the shared cache
+_BLOCK_BYTES = 8 * 2**20  # a block of distances of this size stays in the shared cache
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def greedy_k_center(
     coincides with a selected one, the remaining places are filled with unselected duplicates.
 
     Args:
-        points: Rows ``[n, channels]``; half precision is computed in single.
+        points: Rows ``[n, channels]``; half precision is converted to single.
         size: Number of points to select; ``n`` or more selects all, in order.
         generator: Draws the first point and the projection.
         start: Index of the first point instead of a random one.
@@ -78,14 +78,14 @@ def _update(distances: Tensor, points: Tensor, batch: Tensor, centre: Tensor) ->
     new = points[batch].to(centre.dtype) - centre
     norms = new.square().sum(1)
     row_bytes = centre.dtype.itemsize * (len(new) + 2 * points.shape[1])
-    for rows in chunks(len(points), row_bytes, _FLUSH_BYTES):
+    for rows in chunks(len(points), row_bytes, _BLOCK_BYTES):
         block = squared_distances(points[rows].to(centre.dtype) - centre, new, norms).amin(1)
         distances[rows] = torch.minimum(distances[rows], block)
     distances[batch] = -1  # never selected again, not even among duplicates
 
 
 def _select_batch(distances: Tensor, points: Tensor, centre: Tensor, at_most: int) -> Tensor:
-    """The next greedy choices, as many as can be made without looking at points outside the candidates."""
+    """Selects the next points, as many as are certain without looking at points outside the candidates."""
     count = min(max(64, len(points) // 32), _MOST_CANDIDATES, len(points) - 1)
     farthest = distances.topk(count + 1)
     bound = farthest.values[-1].item()  # no point outside the candidates is farther than this

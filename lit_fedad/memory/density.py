@@ -12,8 +12,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
 
-_LEAST = 1e-10
-"""Smallest mean variance in the ridge, as a share of the features' mean square: above what single precision rounds."""
+_MIN_VARIANCE = 1e-10
+"""Smallest mean variance in the ridge, as a share of the features' mean square: larger than rounding of float32."""
 
 _EARLY_STOP = 5
 """Lloyd iterations after which the clustering stops."""
@@ -38,17 +38,17 @@ class Densities:
 def estimate_densities(
     features: Tensor, clusters: int, shrinkage: float, generator: torch.Generator
 ) -> Densities:
-    """Estimates a Gaussian of every cluster of a clustering that stops early: noisy density estimation.
+    """Estimates a Gaussian for each cluster of a clustering that stops early: noisy density estimation.
 
-    Mean: FADngs Eq. 1. Covariance: FADngs Eq. 2. Shrinkage: FADngs Eq. 3. The features that an early stop leaves in a
-    wrong cluster are the noise of FADngs Eq. 4 and FADngs Eq. 5; no other noise is added. A cluster of a single
-    feature is merged into the nearest other, and there are at most as many clusters as pairs of features. Shrinkage
-    keeps covariances positive definite even where features have collapsed to a point.
+    Mean: FADngs Eq. 1. Covariance: FADngs Eq. 2. Shrinkage: FADngs Eq. 3. Features that are in a wrong cluster, because
+    the clustering stops early, are the noise of FADngs Eq. 4 and FADngs Eq. 5; no other noise is added. A cluster of a
+    single feature is merged into the nearest larger one, and there is at most one cluster for two features. Shrinkage
+    keeps covariances positive definite even if features have collapsed to a point.
 
     Args:
         features: Rows [n, D].
         clusters: Number of clusters K; 1 for a single Gaussian.
-        shrinkage: rho, in [0, 1] (FADngs Eq. 3).
+        shrinkage: Shrinkage rho in [0, 1] (FADngs Eq. 3).
         generator: Source of the randomness of the clustering.
 
     Returns:
@@ -69,14 +69,14 @@ def estimate_densities(
         clustering = kmeans(features, number, generator=generator, max_steps=_EARLY_STOP, tolerance=0.0)
         owner = _without_single(features, clustering.assignment, clustering.centroids)
     means, covariances, counts = [], [], []
-    # Features that have collapsed to a point still have a covariance that others can use.
-    least = _LEAST * features.square().mean()
+    # The lower bound keeps the covariance positive definite if features have collapsed to a point.
+    min_variance = _MIN_VARIANCE * features.square().mean()
     for cluster in owner.unique().tolist():
         members = features[owner == cluster]
         mean = members.mean(0)
-        apart = members - mean
-        covariance = apart.T @ apart / len(members)
-        ridge = max(covariance.trace() / width, least) * torch.eye(
+        centred = members - mean
+        covariance = centred.T @ centred / len(members)
+        ridge = max(covariance.trace() / width, min_variance) * torch.eye(
             width, dtype=torch.float64, device=features.device
         )
         means.append(mean)
@@ -86,7 +86,7 @@ def estimate_densities(
 
 
 def _without_single(features: Tensor, owner: Tensor, centroids: Tensor) -> Tensor:
-    """Moves lone features to the nearest cluster that has more."""
+    """Assigns features that are alone in their cluster to the nearest cluster with more than one."""
     sizes = torch.bincount(owner, minlength=len(centroids))
     large, lone = (sizes > 1).nonzero()[:, 0], (sizes[owner] == 1).nonzero()[:, 0]
     if not len(lone):
@@ -150,14 +150,14 @@ class DensitySet(nn.Module):
         width = features.shape[1]
         with full_precision(features):
             whitening = self._whiten()
-            # One product for all densities: rows of z and of the means, each turned by each whitening matrix.
-            turned = features.float() @ whitening.reshape(-1, width).T
+            # One product whitens the features by all densities; the means are whitened likewise.
+            whitened = features.float() @ whitening.reshape(-1, width).T
             means = torch.einsum("mij,mj->mi", whitening, self.mean)
-            return (turned.view(features.shape[0], -1, width) - means).square().sum(2).amin(1)
+            return (whitened.view(features.shape[0], -1, width) - means).square().sum(2).amin(1)
 
     def _whiten(self) -> Tensor:
-        """L^-1 of each covariance L L^T [M, D, D]."""
-        # The inverse, and not a triangular solve at each score, which would be faster: ONNX has none.
+        """Computes L^-1 of each covariance L L^T [M, D, D]."""
+        # It is inverted, though a triangular solve for each score would be faster, since ONNX has no such solve.
         if self._whitening is None or self._whitening.device != self.mean.device:
             covariance = self.covariance.double()
             factor, failed = torch.linalg.cholesky_ex(covariance)
@@ -175,7 +175,7 @@ class DensitySet(nn.Module):
         return self._whitening
 
     def _forget_whitening(self, before: Tensor) -> None:
-        """Forgets what follows from covariances that have changed: clients in turn are given the same ones."""
+        """Drops the whitening if covariances have changed; clients that take turns often get the same ones."""
         if before is not self.covariance and not torch.equal(before, self.covariance):
             self._whitening = None
 

@@ -17,8 +17,8 @@ from lit_fedad.memory.knn import (
 )
 
 _PROPOSALS = 256
-_WORTH_COPIES = 0.25
-"""Share of all comparisons that must be left out before copying the points of the others takes less time."""
+_MIN_SAVING = 0.25
+"""Share of all comparisons from which on it saves time to copy points and compare them with some centroids only."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def kmeans(
     """Clusters rows by Lloyd's algorithm (Lloyd, 1982) from k-means++ seeds (Arthur and Vassilvitskii, 2007).
 
     An empty cluster keeps its centroid. Assignment, counts and inertia belong to the centroids returned. With
-    fewer points than clusters and no ``initial``, every point is a centroid and the surplus are copies of
-    points drawn by weight, with count 0. Means are accumulated in double precision.
+    fewer points than clusters and no ``initial``, every point is a centroid, and the surplus centroids are copies
+    of points drawn by weight, with count 0. Means are accumulated in double precision.
 
     Args:
         points: Rows ``[n, channels]``.
@@ -64,10 +64,10 @@ def kmeans(
         generator: Source of all randomness; not used when ``initial`` is given.
         weights: Non-negative weight of each point, ``[n]``; 1 by default.
         initial: Centroids to start from, ``[clusters, channels]``, instead of seeds; they keep their order.
-        max_steps: Most moves of the centroids.
-        tolerance: Stops once a move lowers the inertia by no more than this share of it.
-        spherical: Whether points and centroids are brought to length 1: each belongs to the centroid of the largest
-            cosine (Dhillon and Modha, 2001).
+        max_steps: Largest number of moves of the centroids.
+        tolerance: Share of the inertia; iterations stop when a move lowers the inertia by no more than this.
+        spherical: Whether points and centroids are scaled to length 1, so that each point belongs to the centroid
+            of the largest cosine (Dhillon and Modha, 2001).
 
     Returns:
         The clustering.
@@ -94,13 +94,13 @@ def kmeans(
         centroids = points[seeds].to(working_dtype(points))
 
     steps = 0
-    distances, assignment = (found[:, 0] for found in nearest(points, centroids, k=1))
+    distances, assignment = (column[:, 0] for column in nearest(points, centroids, k=1))
     inertia = _inertia(distances, mass)
     sums = torch.zeros(centroids.shape, dtype=mass.dtype, device=mass.device)
-    summed = torch.full_like(assignment, -1)  # the cluster in whose sum each point is
+    summed_in = torch.full_like(assignment, -1)  # the cluster whose sum contains each point
     while steps < max_steps and inertia > 0:
-        _carry_over(sums, points, summed, assignment, mass, weighted=weights is not None)
-        summed = assignment
+        _carry_over(sums, points, summed_in, assignment, mass, weighted=weights is not None)
+        summed_in = assignment
         last, centroids = centroids, _means(sums, assignment, mass, centroids)
         if spherical:
             centroids = F.normalize(centroids, dim=1)
@@ -129,10 +129,9 @@ def add_by_slot(sums: Tensor, rows: Tensor, assignment: Tensor, mass: Tensor) ->
 def plus_plus_seeds(points: Tensor, clusters: int, mass: Tensor, generator: torch.Generator) -> Tensor:
     """Draws k-means++ seeds: each by weight times squared distance to the nearest seed before it.
 
-    Drawing from outdated distances, and accepting a proposal with probability (distance now / distance then)
-    squared, gives the same distribution. So proposals come in batches, and all distances are updated once a batch
-    by one matrix product. Once all points coincide with seeds, the rest are
-    drawn by weight.
+    Drawing proposals from outdated distances, and accepting each with probability (distance now / distance then)
+    squared, gives the same distribution. So proposals come in batches, and one matrix product a batch updates all
+    distances. Once all points coincide with seeds, the remaining seeds are drawn by weight.
 
     Args:
         points: Rows ``[n, channels]``.
@@ -161,7 +160,7 @@ def plus_plus_seeds(points: Tensor, clusters: int, mass: Tensor, generator: torc
 def _accept(
     points: Tensor, proposals: Tensor, stale: Tensor, at_most: int, generator: torch.Generator
 ) -> Tensor:
-    """The proposals that become seeds, in order; the first always does."""
+    """Selects the proposals that become seeds, in order; the first always does."""
     rows = points[proposals].to(working_dtype(points))
     rows = rows - middle(rows)
     squares = squared_distances(rows, rows, rows.square().sum(1)).double()
@@ -178,11 +177,11 @@ def _accept(
 
 
 def _draw(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices drawn with replacement, with probability proportional to the mass."""
+    """Draws indices with replacement, with probability proportional to the mass."""
     cumulative = mass.cumsum(0)
     draws = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
-    places = torch.searchsorted(cumulative, draws.to(mass.device) * cumulative[-1], right=True)
-    return places.clamp_(max=len(mass) - 1)
+    indices = torch.searchsorted(cumulative, draws.to(mass.device) * cumulative[-1], right=True)
+    return indices.clamp_(max=len(mass) - 1)
 
 
 def _inertia(distances: Tensor, mass: Tensor) -> float:
@@ -192,33 +191,34 @@ def _inertia(distances: Tensor, mass: Tensor) -> float:
 def _reassign(
     points: Tensor, last: Tensor, centroids: Tensor, distances: Tensor, assignment: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Finds the nearest centroids after a move.
+    """Finds the nearest centroid of each point after the centroids have moved.
 
-    A point whose centroid has not gone farther is compared with those that have moved: no other was nearer before.
+    A point that is no farther from its centroid than before is compared only with centroids that have moved: those that
+    have not were not nearer before, and are not nearer now.
     """
     own, slots = neighbour_distances(points, centroids, assignment[:, None])[:, 0], assignment.clone()
     moved, farther = (centroids != last).any(1), own > distances
     saved = int((~farther).sum()) * int((~moved).sum())
-    if saved < _WORTH_COPIES * len(points) * len(centroids):
-        found, at = (column[:, 0] for column in nearest(points, centroids, k=1))
-        nearer = found < own
-        return torch.where(nearer, found, own), torch.where(nearer, at, slots)
+    if saved < _MIN_SAVING * len(points) * len(centroids):
+        best, best_slots = (column[:, 0] for column in nearest(points, centroids, k=1))
+        nearer = best < own
+        return torch.where(nearer, best, own), torch.where(nearer, best_slots, slots)
     for chosen, rivals in ((farther, torch.ones_like(moved)), (~farther, moved)):
-        rows, places = chosen.nonzero()[:, 0], rivals.nonzero()[:, 0]
-        if len(rows) and len(places):
-            found, at = nearest(points[rows], centroids[places], k=1)
-            nearer = found[:, 0] < own[rows]
-            own[rows[nearer]], slots[rows[nearer]] = found[nearer, 0], places[at[nearer, 0]]
+        rows, rival_slots = chosen.nonzero()[:, 0], rivals.nonzero()[:, 0]
+        if len(rows) and len(rival_slots):
+            best, columns = nearest(points[rows], centroids[rival_slots], k=1)
+            nearer = best[:, 0] < own[rows]
+            own[rows[nearer]], slots[rows[nearer]] = best[nearer, 0], rival_slots[columns[nearer, 0]]
     return own, slots
 
 
 def _carry_over(
     sums: Tensor, points: Tensor, before: Tensor, after: Tensor, mass: Tensor, *, weighted: bool
 ) -> None:
-    """Moves the points that changed cluster from the sum of the one to that of the other.
+    """Moves the points that changed cluster from the sum of the old cluster to that of the new one.
 
-    All are summed anew where half of them did, and where they have weights: what a heavy point leaves behind when it
-    is taken out again is rounding, which outweighs a light one.
+    All points are summed anew if half of them changed, or if they have weights: subtracting a heavy point leaves a
+    rounding error in the sum that may be larger than a light point.
     """
     changed = (before != after).nonzero()[:, 0]
     if weighted or 2 * len(changed) >= len(points):
@@ -244,7 +244,7 @@ def _every_point_a_centroid(
 
 
 def _checked_weights(points: Tensor, clusters: int, weights: Tensor | None, initial: Tensor | None) -> Tensor:
-    """The weights in double precision, once all shapes are known to fit."""
+    """Checks all shapes and weights; returns the weights in double precision."""
     if points.ndim != 2 or clusters < 1:
         raise ValueError(
             f"k-means needs rows and at least one cluster, not {list(points.shape)} and {clusters}"

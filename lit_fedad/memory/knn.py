@@ -4,8 +4,8 @@ Everything works on rows: a bank is ``[slots, channels]``, patches are ``[n, cha
 
 The expansion ``|q|^2 - 2 q.b + |b|^2`` turns the search into one matrix product, but its rounding error is
 about ``eps * |q|^2``: a distance near zero comes out wrong, even negative. It therefore only *ranks* the
-slots, on rows moved to the middle of the bank, where the error is smallest. Distances are recomputed from the
-differences.
+slots, on rows minus the middle of the bank, for which the error is smallest. The distances of the nearest slots
+are then recomputed from the differences.
 """
 
 import sys
@@ -25,20 +25,20 @@ Backend = Literal["auto", "torch", "faiss"]
 Search = Callable[[Tensor], Tensor]
 
 CHUNK_BYTES = 64 * 2**20
-_CACHE_BYTES = 2**20  # differences are bound by memory: blocks of this size stay in a core's cache
+_CACHE_BYTES = 2**20  # memory speed limits the differences: blocks of this size stay in a core's cache
 
 
 @torch.no_grad()
 def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """Finds the ``k`` nearest slots of every query, exactly and without gradient.
 
-    Temporaries for the queries hold at most `CHUNK_BYTES`; a centred copy of the bank comes on top. The distance to a
-    slot equal to the query is exactly 0. Only slots whose squared distances differ by less
-    than the rounding of the matrix product (about ``1e-7 |q - c|^2`` in single precision, with c the mean of the
-    half of the bank that lies closest together) may change places. Autocast has no effect here.
+    Temporaries for the queries take at most `CHUNK_BYTES`, and a centred copy of the bank is made beside them. The
+    distance to a slot equal to the query is exactly 0. Only slots whose squared distances differ by less than the
+    rounding of the matrix product (about ``1e-7 |q - c|^2`` in single precision, with c the `middle` of the bank) may
+    be mistaken for each other. Autocast has no effect here.
 
     Args:
-        queries: Rows ``[n, channels]``, any floating type; half precision is computed in single.
+        queries: Rows ``[n, channels]``, any floating type; half precision is converted to single.
         bank: Rows ``[slots, channels]`` on the same device.
         k: Number of neighbours, 1 to ``slots``.
         backend: ``torch`` (any device), ``faiss`` (searches in single precision, on a GPU with faiss-gpu)
@@ -48,7 +48,7 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
         Euclidean distances ``[n, k]``, ascending, and the slots they belong to, ``[n, k]`` int64.
 
     Raises:
-        UserError: faiss is asked for by name and not installed.
+        UserError: The backend is ``faiss``, and faiss is not installed.
         ValueError: The shapes do not fit, or ``k`` is not in 1 to ``slots``.
 
     Example:
@@ -114,8 +114,8 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
     """Computes squared distances by one matrix product, with the rounding error of the expansion.
 
     Args:
-        rows: Rows ``[n, channels]``; the error is smallest where the `middle` of the data is 0.
-        bank: Rows ``[slots, channels]``, likewise.
+        rows: Rows ``[n, channels]``; the error is smallest if the `middle` of the data has been subtracted.
+        bank: Rows ``[slots, channels]``, from which the same has been subtracted.
         bank_norms: Squared norms of the bank's rows, ``[slots]``.
 
     Returns:
@@ -130,7 +130,7 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
 
 
 def middle(rows: Tensor) -> Tensor:
-    """Computes the mean of the half of the rows that is nearest to the mean of all, which single far rows move.
+    """Computes the mean of the half of the rows nearest to the mean of all; unlike that mean, it resists outliers.
 
     Args:
         rows: Rows ``[n, channels]``.
@@ -175,7 +175,7 @@ def chunks(length: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Itera
 
 
 class _NeighbourDistances(torch.autograd.Function):
-    """d_k = |q - b_k|, with gradient sum_k g_k (q - b_k) / d_k with respect to q."""
+    """The function d_k = |q - b_k|, with gradient sum_k g_k (q - b_k) / d_k with respect to q."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class _NeighbourDistances(torch.autograd.Function):
 
 
 def _distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
-    """|q - b_k| from the differences, one neighbour at a time."""
+    """Computes |q - b_k| from the differences, one neighbour at a time."""
     distances = torch.empty(indices.shape, dtype=queries.dtype, device=queries.device)
     for rows in _cache_blocks(queries, queries.dtype):
         for column in range(indices.shape[1]):
@@ -232,30 +232,30 @@ def _faiss_search(bank: Tensor, k: int) -> Search:
     index.add(_numpy(bank))
 
     def search(rows: Tensor) -> Tensor:
-        faiss.omp_set_num_threads(torch.get_num_threads())  # faiss has a thread pool of its own
-        places = torch.from_numpy(index.search(_numpy(rows), k)[1])
-        return places.clamp_(min=0).to(rows.device)  # -1 marks a row with NaN, whose distance is NaN anyway
+        faiss.omp_set_num_threads(torch.get_num_threads())  # faiss has its own thread pool
+        slots = torch.from_numpy(index.search(_numpy(rows), k)[1])
+        return slots.clamp_(min=0).to(rows.device)  # -1 marks a row with NaN, whose distance is NaN anyway
 
     return search
 
 
 def _faiss_gpu_search(bank: Tensor, k: int) -> Search:
     import faiss
-    import faiss.contrib.torch_utils  # with it, faiss takes tensors where they are
+    import faiss.contrib.torch_utils  # makes faiss take tensors on their device
 
     device = bank.device.index or 0
-    resources, slots = _gpu_resources(device), bank.float().contiguous()
+    resources, vectors = _gpu_resources(device), bank.float().contiguous()
 
     def search(rows: Tensor) -> Tensor:
-        places: Tensor = faiss.knn_gpu(resources, rows.float().contiguous(), slots, k, device=device)[1]
-        return places.clamp_(min=0)
+        slots: Tensor = faiss.knn_gpu(resources, rows.float().contiguous(), vectors, k, device=device)[1]
+        return slots.clamp_(min=0)
 
     return search
 
 
 @cache
 def _gpu_resources(device: int) -> Any:
-    """Returns what faiss reserves on a GPU, which takes a tenth of a second."""
+    """Returns the resources that faiss reserves on a GPU; kept, because reserving takes a tenth of a second."""
     import faiss
 
     return faiss.StandardGpuResources()
@@ -273,7 +273,7 @@ def _uses_faiss(backend: Backend, bank: Tensor) -> bool:
     installed = find_spec("faiss") is not None
     if backend == "faiss" and not installed:
         raise UserError("backend=faiss needs faiss: pip install 'lit-fedad[faiss]', or choose backend=auto")
-    # macOS: the OpenMP runtimes of torch and faiss clash in one process, so there it is only used on request.
+    # On macOS the OpenMP runtimes of torch and faiss clash in one process: faiss is used there only on request.
     fast_here = bank.device.type == "cpu" and bank.dtype == torch.float32 and sys.platform == "linux"
     return backend == "faiss" or (installed and fast_here)
 

@@ -16,8 +16,8 @@ class Aggregation(ABC):
     """The aggregation of N uploaded memories to one.
 
     Attributes:
-        adds_up: Whether, with a last memory, only the sums over all clients' patches by slot count.
-        needs_counts: Whether it looks at the numbers of patches.
+        adds_up: Whether a merge into a last memory depends only on sums by slot over all clients' patches.
+        needs_counts: Whether the aggregation uses the numbers of patches.
     """
 
     adds_up = False
@@ -42,7 +42,7 @@ class KMeansAggregation(Aggregation):
     """A clustering of all uploaded vectors to a new memory by k-means (FedDyMem Alg. 3).
 
     Args:
-        weighted: Whether vectors are weighted by their numbers of patches; not so in the paper.
+        weighted: Whether vectors are weighted by their numbers of patches; in the paper they are not.
         continued: Whether the last memory initialises Lloyd's algorithm, so that slots correspond between rounds; the
             paper draws new initial centroids in each round.
         max_steps: Number of Lloyd steps.
@@ -75,18 +75,18 @@ class MeanAggregation(Aggregation):
 
 
 class LloydAggregation(Aggregation):
-    """Federated Lloyd: the mean of all patches of each slot, as a sum over clients.
+    """Federated Lloyd: the mean of all patches of each slot, computed from sums over clients.
 
     Clients assign their patches to the slots of the last memory and send each slot's mean m_ik and count n_ik::
 
         m_k = sum_i n_ik m_ik / sum_i n_ik
 
     That is one step of Lloyd's algorithm on the union of all patches, whatever their partition. A slot without a patch
-    stays as it is. The first memory is clustered from what clients send, weighted by counts.
+    stays as it is. The first memory is a clustering of the vectors that clients send, weighted by counts.
 
     Args:
-        patches_per_slot: Fewest patches for each slot of the first memory, on average. Where there are fewer, slots are
-            copies of others.
+        patches_per_slot: Fewest patches for each slot of the first memory, on average. If clients have fewer, there are
+            fewer clusters, and the other slots are copies.
     """
 
     adds_up = True
@@ -99,7 +99,7 @@ class LloydAggregation(Aggregation):
     def __call__(
         self, vectors: Tensor, counts: Tensor, slots: int, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Adds up; see `Aggregation`."""
+        """Averages by slot over all clients' patches; see `Aggregation`."""
         if previous is None:
             filled = min(slots, max(1, int(float(counts.double().sum()) / self.patches_per_slot)))
             memory = self.first(vectors, counts, filled, None, generator)
@@ -111,7 +111,7 @@ class LloydAggregation(Aggregation):
 
 
 def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
-    """Finds, for every slot, the one that takes its place: the nearest that enough images lie behind.
+    """Finds, for every slot with too few images, the nearest slot with enough, which replaces it.
 
     Args:
         memory: Slots [slots, C].
@@ -119,7 +119,7 @@ def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
         min_images: Fewest images.
 
     Returns:
-        Numbers of slots [slots]; a slot that enough images lie behind keeps its place.
+        The slot that is in each place [slots]; a slot with enough images keeps its place.
 
     Raises:
         UserError: If no slot has enough.
@@ -141,38 +141,38 @@ def merge_radii(
 ) -> Tensor:
     """Computes the root mean square distance of all clients' patches to their merged slot.
 
-    Uploaded vectors are means of their patches: the mean square distance of patches to a merged slot is their mean
+    Uploaded vectors are means of their patches. So the mean square distance of patches to a merged slot is their mean
     square distance to the vector plus the square distance from the vector to the slot.
 
-    Patches of a single image lie at their own mean, and tell nothing of how far other images' patches do. With
-    `min_images`, those of a slot with too few images count as far as they lie from the nearest slot with enough: as far
-    as if their images were no part of the memory.
+    If all patches of a slot are from one image, their distance to their mean says nothing about patches of other
+    images. With `min_images`, the distance from a slot with too few images to the nearest slot with enough is added to
+    the distances of its patches, as if their images were not part of the memory.
 
     Args:
         uploads: ``memory`` [n, C], ``counts``, ``radii`` and, if needed, ``image_counts`` [n] of each client.
         merged: The merged memory [slots, C], on the device that computes.
         prior: See `root_mean_squares`.
-        min_images: Number of different images behind a slot from which on its own patches tell its radius.
+        min_images: Fewest different images with which the patches of a slot alone determine its radius.
 
     Returns:
         Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
     names, device = ("memory", "radii", "counts"), merged.device
     vectors, radii, counts = (torch.cat([upload[name] for upload in uploads]).to(device) for name in names)
-    offsets, at = nearest(vectors, merged, 1)
-    slots, radii, counts = at[:, 0], radii.double(), counts.double()
+    offsets, nearest_slots = nearest(vectors, merged, 1)
+    slots, radii, counts = nearest_slots[:, 0], radii.double(), counts.double()
     squares = radii.square() + offsets[:, 0].double().square()
     if min_images > 1:
-        # Several vectors of a client may hold the same image: the most that one holds are surely different.
+        # Several vectors of a client may have patches of the same image: only the largest count of one is certain.
         images = torch.zeros(len(merged), dtype=torch.int64, device=device)
-        for upload, place in zip(
+        for upload, client_slots in zip(
             uploads, slots.split([len(upload["memory"]) for upload in uploads]), strict=True
         ):
-            own = upload["image_counts"].to(device)
-            images += torch.zeros_like(images).scatter_reduce_(0, place, own, "amax")
+            client_images = upload["image_counts"].to(device)
+            images += torch.zeros_like(images).scatter_reduce_(0, client_slots, client_images, "amax")
         if (images >= min_images).any():
-            away = (merged - merged[shared_slots(merged, images, min_images)]).double().square().sum(1)
-            squares = squares + away[slots]
+            to_shared = (merged - merged[shared_slots(merged, images, min_images)]).double().square().sum(1)
+            squares = squares + to_shared[slots]
     return pooled_radii(counts, squares, slots, len(merged), prior)
 
 
@@ -180,9 +180,9 @@ def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int, prio
     """Computes the root mean square of patch values by slot.
 
     Args:
-        counts: Number of patches behind each entry [n].
-        squares: Their mean square value [n].
-        slots: Their slot [n].
+        counts: Number of patches of each entry [n].
+        squares: Mean square value of these patches [n].
+        slots: Slot of each entry [n].
         size: Number of slots.
         prior: See `root_mean_squares`.
 
@@ -195,12 +195,12 @@ def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int, prio
 
 
 def root_mean_squares(totals: Tensor, counts: Tensor, prior: float = 0.0) -> Tensor:
-    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all.
+    """Computes root mean squares from sums of squares and numbers of terms; without terms it is that of all terms.
 
     Args:
         totals: Sums of squares [n].
         counts: Numbers of terms [n].
-        prior: Number of terms of the mean size that are added to each sum: few terms tell little of their own.
+        prior: Number of terms of the mean size that are added to each sum, since few terms estimate a mean badly.
     """
     typical = totals.sum() / counts.sum().clamp(min=1e-12)
     weights = counts + prior
@@ -212,7 +212,7 @@ def agreement(memories: Tensor, merged: Tensor) -> float | None:
     """Computes the agreement of the clients: 1 if every upload lies in the merged memory, 0 if unrelated.
 
     It is the mean cosine between uploaded vectors and their nearest merged slots, both minus the merged memory's mean.
-    None where all slots are equal: they have no direction from their mean that an upload could share.
+    It is None if all slots are equal: they have no direction from their mean with which uploads could agree.
 
     Args:
         memories: Uploaded vectors of all clients [n, C].
@@ -221,5 +221,5 @@ def agreement(memories: Tensor, merged: Tensor) -> float | None:
     if (merged == merged[0]).all():
         return None
     centre = merged.mean(0)
-    _, at = nearest(memories, merged, 1)
-    return float(torch.cosine_similarity(memories - centre, merged[at[:, 0]] - centre, dim=1).mean())
+    _, slots = nearest(memories, merged, 1)
+    return float(torch.cosine_similarity(memories - centre, merged[slots[:, 0]] - centre, dim=1).mean())

@@ -29,7 +29,7 @@ class Moments:
 
     @classmethod
     def of(cls, batches: Iterable[Tensor], channels: int) -> Moments:
-        """Computes the moments of all rows of batches [n, C], in one pass; zeros of no row."""
+        """Computes the moments of all rows of batches [n, C], in one pass; zeros without a row."""
         tally = Tally(channels)
         for batch in batches:
             tally.add(batch)
@@ -64,9 +64,9 @@ class Moments:
         return cls(count, mean, covariance)
 
     def without(self, part: Moments) -> Moments:
-        """Computes the moments of what remains when a part is taken away: the inverse of `union`.
+        """Computes the moments of the vectors that remain without a part: the inverse of `union`.
 
-        Without a vector in the part, these moments themselves are returned.
+        If the part has no vector, it returns these moments themselves.
         """
         if part.count == 0:
             return self
@@ -74,10 +74,10 @@ class Moments:
         if count <= 0:
             return Moments.none(len(self.mean))
         mean = (self.count * self.mean - part.count * part.mean) / count
-        gone, rest = part.mean - self.mean, mean - self.mean
+        part_offset, rest_offset = part.mean - self.mean, mean - self.mean
         covariance = self.count * self.covariance
-        covariance -= part.count * (part.covariance + torch.outer(gone, gone))
-        return Moments(count, mean, covariance / count - torch.outer(rest, rest))
+        covariance -= part.count * (part.covariance + torch.outer(part_offset, part_offset))
+        return Moments(count, mean, covariance / count - torch.outer(rest_offset, rest_offset))
 
     def scaled(self, scale: Tensor) -> Moments:
         """Returns the moments of the vectors divided by a scale [C]."""
@@ -91,7 +91,7 @@ class Moments:
 
 
 class Tally:
-    """A count of the moments of vectors that come in batches.
+    """Running sums from which the moments of vectors that come in batches are computed.
 
     Args:
         channels: Channels C of a vector.
@@ -105,7 +105,7 @@ class Tally:
         if not len(batch):
             return
         if self.count == 0:
-            # Sums around the first batch's mean keep small variances of channels that lie far from zero.
+            # Sums around the first batch's mean keep small variances exact for channels far from zero.
             self.shift = batch.mean(0, dtype=torch.float64).float()
             self.total = torch.zeros(self.channels, dtype=torch.float64, device=batch.device)
             self.square = torch.zeros(self.channels, self.channels, dtype=torch.float64, device=batch.device)
@@ -132,13 +132,13 @@ def upper_triangle(matrix: Tensor) -> Tensor:
 def symmetric(triangle: Tensor, channels: int) -> Tensor:
     """Unpacks `upper_triangle` to the symmetric matrices [..., C, C]."""
     rows, columns = torch.triu_indices(channels, channels, device=triangle.device)
-    places = torch.empty(channels, channels, dtype=torch.int64, device=triangle.device)
-    places[rows, columns] = places[columns, rows] = torch.arange(len(rows), device=triangle.device)
-    return triangle.index_select(-1, places.flatten()).unflatten(-1, (channels, channels))
+    entries = torch.empty(channels, channels, dtype=torch.int64, device=triangle.device)
+    entries[rows, columns] = entries[columns, rows] = torch.arange(len(rows), device=triangle.device)
+    return triangle.index_select(-1, entries.flatten()).unflatten(-1, (channels, channels))
 
 
 _ROUNDING = 1e-4
-"""Negative variance that counts as rounding, as a share of the largest variance of a channel."""
+"""Magnitude up to which a negative variance is taken for rounding, as a share of the largest variance of a channel."""
 
 
 def check_covariance(covariance: Tensor) -> None:
@@ -158,7 +158,7 @@ def check_covariance(covariance: Tensor) -> None:
 
 
 _CACHED = 1 << 17
-"""Numbers of the matrices that are computed with at once, which stay in the processor's cache: 1 MB."""
+"""Number of float64 entries of matrices in a block: 1 MB, which stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class MomentSets:
 
     Attributes:
         count: Number of vectors of each set, int64 [n].
-        mean: Their means [n, C]; float32 as clients send them, float64 of sums.
+        mean: Their means [n, C]; float32 in clients' messages, float64 if computed from sums.
         covariance: Upper triangles of their covariances [n, C (C + 1) / 2].
     """
 
@@ -177,12 +177,12 @@ class MomentSets:
 
     @classmethod
     def of(cls, sets: Iterable[Moments], channels: int) -> MomentSets:
-        """Stacks single sets, of which there may be none."""
+        """Stacks single sets; there may be none."""
         moments = list(sets)
         mean = torch.zeros(len(moments), channels, dtype=torch.float64)
         covariance = mean.new_zeros(len(moments), channels * (channels + 1) // 2)
-        for place, part in enumerate(moments):
-            mean[place], covariance[place] = part.mean, upper_triangle(part.covariance)
+        for row, part in enumerate(moments):
+            mean[row], covariance[row] = part.mean, upper_triangle(part.covariance)
         return cls(torch.tensor([part.count for part in moments], dtype=torch.int64), mean, covariance)
 
     @classmethod
@@ -203,7 +203,7 @@ class MomentSets:
 
     @classmethod
     def of_message(cls, message: Mapping[str, Tensor]) -> MomentSets:
-        """Takes the sets out of a message that `message` made."""
+        """Unpacks the sets from a message of `message`."""
         count = message["count"].cpu()
         return cls(count, *(placed(message[name].cpu(), count > 0) for name in ("mean", "covariance")))
 
@@ -227,20 +227,20 @@ class MomentSets:
         return symmetric(self.covariance[at], self.mean.shape[1]).double()
 
     def check(self) -> None:
-        """Checks that every covariance can be one; see `check_covariance`."""
+        """Checks that no covariance has a negative variance; see `check_covariance`."""
         for at in cached_sets(*self.mean.shape):
             check_covariance(self.covariances(at))
 
 
 def cached_sets(sets: int, channels: int) -> list[slice]:
-    """Cuts sets into parts whose matrices [C, C] stay in the processor's cache."""
+    """Divides sets into slices whose matrices [C, C] stay in the processor's cache."""
     return list(chunks(sets, channels**2, _CACHED))
 
 
 def placed(rows: Tensor, filled: Tensor) -> Tensor:
-    """Places rows at the filled sets, zeros elsewhere; the tensor itself where all are filled."""
+    """Puts rows in the places of filled sets, and zeros in all others; returns the tensor itself if all are filled."""
     if filled.all():
         return rows
-    every = rows.new_zeros(len(filled), *rows.shape[1:])
-    every[filled] = rows
-    return every
+    all_rows = rows.new_zeros(len(filled), *rows.shape[1:])
+    all_rows[filled] = rows
+    return all_rows

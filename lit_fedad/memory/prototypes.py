@@ -1,4 +1,4 @@
-"""Class prototypes: one feature vector a class; those of some classes may be unknown."""
+"""Class prototypes: one feature vector for each class; the prototypes of some classes may be unknown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Prototypes:
-    """At most one vector a class.
+    """At most one vector for each class.
 
     Attributes:
-        vectors: Prototypes [K, D]; zero where a class has none.
+        vectors: Prototypes [K, D]; zeros for a class that has none.
         known: Whether each class has one, bool [K].
     """
 
@@ -46,7 +46,7 @@ class Prototypes:
     def moved(self, newer: Prototypes, beta: float) -> Prototypes:
         """Computes the moving average with newer prototypes; new classes are copied (GLDP Eq. 9, GLDP Eq. 11).
 
-        ``beta C + (1 - beta) C'`` for classes known to both; of a class known to one alone, that prototype.
+        It is ``beta C + (1 - beta) C'`` for classes known to both, and the only known prototype for other classes.
 
         Args:
             newer: Newer prototypes C'.
@@ -72,7 +72,7 @@ class Prototypes:
         Returns:
             Logits [B, K]; -inf for classes without a prototype.
         """
-        # Products, torch's way with many rows, lose small distances between features that lie far from zero.
+        # Without matrix products, which lose small distances between features that lie far from zero.
         vectors = self.vectors.to(features.device).float()
         distances = torch.cdist(features.float(), vectors, compute_mode="donot_use_mm_for_euclid_dist")
         return (-distances).masked_fill(~self.known.to(features.device), -torch.inf)
@@ -94,5 +94,5 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor,
     return member.T.to(features.dtype) @ features / counts.clamp(min=1)[:, None], counts
 
 
-# Servers and clients keep them in checkpoints, which are read as data: other classes are refused there.
+# Checkpoints hold Prototypes. They are read as data (`weights_only`), which refuses unregistered classes.
 torch.serialization.add_safe_globals([Prototypes])

@@ -1,4 +1,4 @@
-"""Memory-reduce: compression of a client's feature maps, as a stream of batches, to the memory that it uploads.
+"""Memory-reduce: compression of a client's feature maps, a stream of batches, to the memory that it uploads.
 
 The rules share one protocol. ``PositionReduce`` is FedDyMem's own: slot k is position k of the map.
 ``SlotReduce`` applies the same equations slot by slot, so neither images nor clients need to be aligned.
@@ -17,7 +17,7 @@ from lit_fedad.memory.kmeans import add_by_slot, kmeans
 from lit_fedad.memory.knn import nearest, neighbour_distances, working_dtype
 
 Judge = Callable[[Tensor], Tensor]
-"""Maps the distances of a batch's patches to the slot that each belongs to [n] to other values of these patches [n]."""
+"""Function from the distances of a batch's patches to their slots [n] to other values of these patches [n]."""
 
 
 class Reduced(NamedTuple):
@@ -26,9 +26,9 @@ class Reduced(NamedTuple):
     Attributes:
         memory: The slots ``[slots, channels]``.
         counts: Number of features of each slot ``[slots]``.
-        radii: Root mean square distance of those features to the slot they belong to (from round 1 on: to the
-            slot of the memory received), or of other values of theirs ``[slots]``; 0 for an empty slot.
-        images: Number of different images with such features ``[slots]`` int64.
+        radii: Root mean square distance of these features to their slot (from round 1 on to the slot of the
+            received memory), or root mean square of their `Judge` values ``[slots]``; 0 for an empty slot.
+        images: Number of different images with features in each slot ``[slots]`` int64.
     """
 
     memory: Tensor
@@ -37,7 +37,7 @@ class Reduced(NamedTuple):
     images: Tensor
 
     def message(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Returns ``memory``, and of ``counts``, ``radii`` and ``image_counts`` those that are named."""
+        """Returns ``memory`` and the named ones of ``counts``, ``radii`` and ``image_counts``."""
         values = {"counts": self.counts, "radii": self.radii, "image_counts": self.images}
         return {"memory": self.memory.float(), **{name: values[name] for name in names}}
 
@@ -67,13 +67,13 @@ class MemoryReduce(ABC):
         if round > 0:
             if memory is None or len(memory) != slots:
                 raise ValueError(f"round {round} needs the memory of the round before, with {slots} slots")
-            # At least in single precision.
+            # In single precision at least.
             self._memory = memory.detach().to(working_dtype(memory))
         self._begin()
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begins what a rule counts."""
+        """Resets the sums of a rule."""
 
     @abstractmethod
     def update(self, maps: Tensor, judge: Judge | None = None) -> None:
@@ -81,7 +81,7 @@ class MemoryReduce(ABC):
 
         Args:
             maps: ``[images, patches, channels]``.
-            judge: What the radii are computed of; None for distances.
+            judge: Computes the values that the radii are of; None for distances.
         """
 
     @abstractmethod
@@ -94,11 +94,11 @@ class MemoryReduce(ABC):
 
     @property
     def adds_up(self) -> bool:
-        """Whether memories are plain means of patches, which counts add up to those of a union."""
+        """Whether memories are plain means of patches, so that with counts they add up to the means of a union."""
         return False
 
     def remember(self, past: Reduced) -> None:
-        """Adds vectors that stand for patches seen in earlier stages.
+        """Adds the compressed patches of earlier stages.
 
         Raises:
             NotImplementedError: If memories do not add up.
@@ -127,10 +127,10 @@ class PositionReduce(MemoryReduce):
 
     @staticmethod
     def check(slots: int, patches: int, judged: bool) -> None:
-        """Checks that there are as many slots as an image has patches, and that nothing but distances is judged.
+        """Checks that there are as many slots as an image has patches, and that radii are of distances.
 
         Raises:
-            UserError: If not.
+            UserError: If one of these does not hold.
         """
         if judged:
             raise UserError("PositionReduce knows radii of distances alone: leave task.subspace out")
@@ -140,7 +140,7 @@ class PositionReduce(MemoryReduce):
 
     def _begin(self) -> None:
         self._images, self._weight = 0, 0.0
-        self._sum: Tensor | None = None  # of weighted maps; beside it the plain sums that the radii need
+        self._sum: Tensor | None = None  # of weighted maps; `_plain` and `_squares` are not weighted
 
     @torch.no_grad()
     def update(self, maps: Tensor, judge: Judge | None = None) -> None:
@@ -197,12 +197,12 @@ class SlotReduce(MemoryReduce):
         weights: ``"distance"`` for w_q as above (FedDyMem Eq. 15); ``"clipped"`` for the same, up to the slot's
             distance to the nearest other slot, so that a single outlier does not pull a slot away; ``"none"`` for 1.
         average: Whether a slot moves by 1 / (t + 1) of the way only (FedDyMem Eq. 16).
-        max_patches: Most patches that round 0 clusters: a uniform reservoir sample of the stream, whose counts are
-            scaled up to its length.
-        steps: Lloyd steps of round 0.
+        max_patches: Largest number of patches that round 0 clusters: a uniform sample of the stream, whose counts
+            are scaled up to all patches.
+        steps: Number of Lloyd steps of round 0.
 
     Raises:
-        UserError: If there are no such weights, or no patch would be kept.
+        UserError: If the weights are unknown, or ``max_patches`` is below 1.
 
     Example:
         >>> reduce = SlotReduce()
@@ -238,7 +238,7 @@ class SlotReduce(MemoryReduce):
             self._counts = torch.zeros(slots, dtype=torch.int64, device=self._memory.device)
             self._images = torch.zeros_like(self._counts)
             if self.weights == "clipped":
-                others = self._memory.unique(dim=0)  # a copy of a slot is no other one
+                others = self._memory.unique(dim=0)  # a copy of a slot does not count as another slot
                 self._spacing = torch.full_like(self._weights, torch.inf)
                 if len(others) > 1:
                     self._spacing = nearest(self._memory, others, k=2)[0][:, 1].double()
@@ -248,7 +248,7 @@ class SlotReduce(MemoryReduce):
         """Adds a batch of feature maps ``[images, patches, channels]``."""
         patches = maps.flatten(0, 1)
         if self._memory is None:
-            # The number of its image goes with each patch that is kept.
+            # The reservoir keeps each patch with the number of its image in one more column.
             numbers = torch.arange(self._seen, self._seen + len(maps), device=maps.device)
             numbers = numbers.repeat_interleave(maps.shape[1])[:, None]
             self._seen += len(maps)
@@ -274,18 +274,18 @@ class SlotReduce(MemoryReduce):
 
     @torch.no_grad()
     def remember(self, past: Reduced) -> None:
-        """Adds each vector to its nearest slot, as so many patches as it counts."""
+        """Adds each vector of ``past`` to its nearest slot, as many times as it counts patches."""
         assert self._memory is not None, "the first memory has no past"
         device = self._memory.device
-        vectors, counts, radii, images = (part.to(device) for part in past)
+        vectors, counts, radii, images = (tensor.to(device) for tensor in past)
         slots, mass = nearest(vectors, self._memory, k=1)[1][:, 0], counts.double()
         add_by_slot(self._sums, vectors, slots, mass)
         self._weights += torch.bincount(slots, mass, minlength=self._slots)
         self._squares += torch.bincount(slots, mass * radii.double().square(), minlength=self._slots)
         self._counts += torch.bincount(slots, mass, minlength=self._slots).long()
-        # An image may lie behind several vectors of a slot: the largest number is surely of different ones.
-        seen = torch.zeros_like(self._images).scatter_reduce_(0, slots, images, "amax")
-        self._images += seen
+        # Several vectors of a slot may have patches of the same image: only the largest count of one is certain.
+        past_images = torch.zeros_like(self._images).scatter_reduce_(0, slots, images, "amax")
+        self._images += past_images
 
     def finish(self) -> Reduced:
         """Ends the round, see :class:`MemoryReduce`."""
@@ -314,7 +314,7 @@ class SlotReduce(MemoryReduce):
 class SampleReduce(MemoryReduce):
     """Uniform sample of the patches: the bank of a plain nearest-neighbour detector.
 
-    The memory of the round before is not used. With fewer patches than slots, patches come more than once.
+    The memory of the round before is not used. With fewer patches than slots, some patches are repeated.
     Each slot counts one patch and has radius 0.
 
     Example:
@@ -330,7 +330,7 @@ class SampleReduce(MemoryReduce):
 
     @torch.no_grad()
     def update(self, maps: Tensor, judge: Judge | None = None) -> None:
-        """Adds a batch of feature maps ``[images, patches, channels]``; they have no radii."""
+        """Adds a batch of feature maps ``[images, patches, channels]``; ``judge`` is ignored."""
         self._reservoir.add(maps.flatten(0, 1))
 
     def finish(self) -> Reduced:
@@ -345,7 +345,7 @@ class SampleReduce(MemoryReduce):
 
 
 class _Reservoir:
-    """A uniform sample of a stream of rows (algorithm R of Vitter, 1985), whatever the batches."""
+    """A uniform sample of a stream of rows (algorithm R of Vitter, 1985), which does not depend on the batches."""
 
     def __init__(self, size: int, generator: torch.Generator) -> None:
         self._size = size
@@ -354,24 +354,24 @@ class _Reservoir:
         self.seen = 0
 
     def add(self, rows: Tensor) -> None:
-        if self._kept is None:  # pages that are never written cost no memory
+        if self._kept is None:  # allocated in full, since memory pages that are never written cost nothing
             self._kept = torch.empty(self._size, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        place = self.seen
-        free = min(len(rows), max(0, self._size - place))
-        self._kept[place : place + free] = rows[:free]
+        start = self.seen
+        fitting = min(len(rows), max(0, self._size - start))
+        self._kept[start : start + fitting] = rows[:fitting]
         self.seen += len(rows)
-        if free < len(rows):
-            self._replace(rows[free:], first=place + free)
+        if fitting < len(rows):
+            self._replace(rows[fitting:], first=start + fitting)
 
     def _replace(self, rows: Tensor, first: int) -> None:
-        """Row t of the stream goes to a random place below t + 1, if that place is in the reservoir."""
+        """Puts row t of the stream into a random place below t + 1, if that place is in the reservoir."""
         assert self._kept is not None
         device = self._generator.device
         order = torch.arange(len(rows), device=device)
         draws = torch.rand(len(rows), generator=self._generator, dtype=torch.float64, device=device)
         places = (draws * (order + first + 1)).long()
         inside = places < self._size
-        # Of several rows that draw one place the last stays, as it would if rows came one by one.
+        # If several rows draw one place the last of them stays, as it would if rows came one by one.
         last = torch.full((self._size,), -1, device=device)
         last.scatter_reduce_(0, places[inside], order[inside], "amax")
         taken = last >= 0
@@ -388,7 +388,7 @@ def _root_mean(squares: Tensor, counts: Tensor) -> Tensor:
 
 
 def _moving_average(mean: Tensor, memory: Tensor | None, round: int) -> Tensor:
-    """The moving average of FedDyMem Eq. 16, in a form that returns the memory exactly for a mean equal to it."""
+    """Computes the moving average of FedDyMem Eq. 16; it equals the memory exactly if the mean does."""
     if memory is None:
         return mean.float()
     previous = memory.double()

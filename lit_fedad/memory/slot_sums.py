@@ -1,4 +1,4 @@
-"""Sums of patches by slot: they add up over clients, and images can be taken out of them again."""
+"""Sums of patches by slot: they add up over clients, and images can be subtracted from them again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SPLIT = 0.1
 def draw_slots(
     moments: Moments, statistics: Mapping[str, Tensor], slots: int, generator: torch.Generator
 ) -> Tensor:
-    """Draws slots from the Gaussian with the moments of all features, as they are standardised.
+    """Draws slots from the Gaussian that has the moments of all standardised features.
 
     Args:
-        moments: Moments of frozen features.
-        statistics: What features are standardised by (`statistics_of`); empty for nothing.
+        moments: Moments of frozen features, before standardisation.
+        statistics: The statistics by which features are standardised (`statistics_of`); empty if they are not.
         slots: Number of slots.
         generator: Source of the randomness.
 
@@ -46,16 +46,17 @@ def draw_slots(
 
 
 def split_fullest(counts: Tensor, enough: Tensor) -> Tensor:
-    """Finds, for every slot that too few images lie behind, a full one to be split, the fullest first.
+    """Finds, for every slot with too few images, a full slot to split, the fullest first.
 
-    Two slots beside each other share the patches of one in the next Lloyd step (Linde, Buzo and Gray 1980).
+    Two slots beside each other share the patches of one in the next Lloyd step (Linde, Buzo and Gray 1980). A slot
+    that is split counts half of its patches from then on.
 
     Args:
         counts: Number of patches of each slot [slots].
-        enough: Whether enough images lie behind it, bool [slots]; not all False.
+        enough: Whether each slot has patches of enough images, bool [slots]; not all False.
 
     Returns:
-        The number of the slot that each is, or is split from [slots].
+        For each slot its own number or, with too few images, that of the slot to split [slots].
 
     Example:
         >>> split_fullest(torch.tensor([8.0, 0.0, 3.0, 0.0, 0.0]), torch.tensor([True, False, True, False, False]))
@@ -76,35 +77,35 @@ def copies_apart(memory: Tensor, generator: torch.Generator) -> Tensor:
 
     Args:
         memory: Slots [slots, C].
-        generator: A CPU generator; equal ones move copies alike, on the server and at every client.
+        generator: A CPU generator. Server and clients use equal ones, so that copies move to the same places.
 
     Returns:
-        The slots [slots, C]; those that are no copies as they are.
+        The slots [slots, C]; slots that are no copies stay as they are.
     """
     slots = memory.cpu()
-    _, kind = slots.unique(dim=0, return_inverse=True)
+    _, value = slots.unique(dim=0, return_inverse=True)
     earliest = torch.full((len(slots),), len(slots)).scatter_reduce_(
-        0, kind, torch.arange(len(slots)), "amin"
+        0, value, torch.arange(len(slots)), "amin"
     )
-    copied = (earliest[kind] != torch.arange(len(slots)))[:, None]
+    copied = (earliest[value] != torch.arange(len(slots)))[:, None]
     spread = slots.var(0, correction=0).sqrt()
     moved = slots + SPLIT * spread * torch.randn(slots.shape, generator=generator)
     return torch.where(copied, moved, slots).to(memory)
 
 
 def carried(sent: Message, past: Message, stage: int) -> tuple[Message, bool]:
-    """Finds what a client adds the images of its stage to, and whether it has not added them before.
+    """Finds the sums to which a client adds the images of its stage, and whether these images are new.
 
-    Sums are the fields of `Reduced` by name, and ``stages``: how many stages' images they hold. In a stage that comes
-    again nothing is new.
+    Sums are the fields of `Reduced` by name, and ``stages``: the number of stages whose images they hold. If an earlier
+    stage comes again, its images are in the sums already.
 
     Args:
-        sent: The sums that the client sent last; empty before.
-        past: The sums that it added the images of that stage to.
-        stage: Its stage now, from 0.
+        sent: The sums that the client sent last; empty before its first message.
+        past: The sums without the stage of that message, to which the client added the images of that stage.
+        stage: The current stage of the client, from 0.
 
     Returns:
-        Sums of other stages' images, empty where there are none, and whether the stage's own are to be added.
+        The sums of other stages, empty if there are none, and whether the images of the current stage are to be added.
 
     Example:
         >>> first, second = ({"stages": torch.tensor(stages)} for stages in (1, 2))
@@ -120,14 +121,14 @@ def carried(sent: Message, past: Message, stage: int) -> tuple[Message, bool]:
 
 @dataclass(frozen=True)
 class SlotSums:
-    """The patches of all clients by slot, summed.
+    """Sums by slot over the patches of all clients.
 
     Attributes:
-        anchors: Slots that patches were assigned to, the nearest [slots, C].
+        anchors: Slots to which patches were assigned, each to the nearest [slots, C].
         memory: Mean patch of each slot [slots, C].
-        counts: Number of its patches [slots].
-        squares: Sum of the squares of its patches' values [slots].
-        images: Number of different images with a patch in it [slots].
+        counts: Number of patches of each slot [slots].
+        squares: Sum of the squared values of each slot's patches: distances, or what a `Judge` computes [slots].
+        images: Number of different images with a patch in each slot [slots].
     """
 
     anchors: Tensor
@@ -137,24 +138,24 @@ class SlotSums:
     images: Tensor
 
     def without(self, part: Reduced) -> SlotSums:
-        """Takes images away, whose patches were compressed by `anchors`. Slots that become empty keep their place."""
-        taken = part.counts.double()
-        remaining = self.counts.double() - taken
-        sums = self.counts[:, None].double() * self.memory - taken[:, None] * part.memory
-        remains = (remaining > 0.5)[:, None]  # counts are whole numbers
+        """Subtracts images whose patches were compressed with `anchors`; slots that become empty keep their vector."""
+        subtracted = part.counts.double()
+        remaining = self.counts.double() - subtracted
+        sums = self.counts[:, None].double() * self.memory - subtracted[:, None] * part.memory
+        nonempty = (remaining > 0.5)[:, None]  # counts are whole numbers
         return replace(
             self,
-            memory=torch.where(remains, sums / remaining[:, None], self.memory.double()).float(),
+            memory=torch.where(nonempty, sums / remaining[:, None], self.memory.double()).float(),
             counts=remaining.clamp(min=0),
-            squares=(self.squares.double() - taken * part.radii.double().square()).clamp(min=0),
-            images=(self.images - part.images).clamp(min=0) * remains[:, 0],
+            squares=(self.squares.double() - subtracted * part.radii.double().square()).clamp(min=0),
+            images=(self.images - part.images).clamp(min=0) * nonempty[:, 0],
         )
 
     def bank(self, min_images: int) -> tuple[Tensor, Tensor]:
         """Computes the bank [slots, C] and its radii [slots]: root mean squares of values.
 
         Args:
-            min_images: Fewest images behind a slot; the nearest slot with enough takes the place of another.
+            min_images: Fewest images of a slot; the nearest slot with enough replaces one with too few.
 
         Raises:
             UserError: If no slot has enough images.

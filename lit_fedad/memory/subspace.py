@@ -1,4 +1,4 @@
-"""The subspace of normal vectors: what of a vector lies outside it is anomalous (PCA residual)."""
+"""The subspace of normal vectors; the part of a vector outside it, the PCA residual, is anomalous."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 
 LIKELIHOOD = "likelihood"
-"""In place of a share of variance: the number of dimensions under which normal vectors held out are likeliest."""
+"""Used instead of a share of variance: the number of dimensions under which held-out normal vectors are likeliest."""
 
 Share = float | str
 
-_LEAST_SHARE = 1e-6
-"""Least share of the variance that residuals are taken to have."""
+_MIN_SHARE = 1e-6
+"""Smallest share of the variance that residuals are assumed to have."""
 
-_LEAST = 1e-10
-"""Least variance that features are whitened by: those of a single patch, or all alike, have none."""
+_MIN_VARIANCE = 1e-10
+"""Smallest variance by which features are whitened: equal features, or those of a single patch, have variance 0."""
 
 
 def check_share(**shares: Share | None) -> None:
@@ -45,12 +45,12 @@ def check_share(**shares: Share | None) -> None:
 
 
 def folds_of(share: Share | None) -> int:
-    """Returns into how many sets normal images are divided, to choose the number of dimensions."""
+    """Returns the number of sets into which normal images are divided to choose the number of dimensions."""
     return 2 if isinstance(share, str) else 1
 
 
 def fit_basis(folds: Sequence[Moments], share: Share) -> Tensor:
-    """Computes a basis [C, R] of what lies outside the subspace of normal vectors.
+    """Computes a basis [C, R] of the directions outside the subspace of normal vectors.
 
     Args:
         folds: Moments of as many disjoint sets of normal vectors as `folds_of` says.
@@ -64,7 +64,7 @@ def fit_basis(folds: Sequence[Moments], share: Share) -> Tensor:
 def statistics_of(
     moments: Moments, standardise: bool, shrinkage: float, whiten: float | None
 ) -> dict[str, Tensor]:
-    """Computes what features are standardised and whitened by.
+    """Computes the statistics by which features are standardised and whitened.
 
     Args:
         moments: Moments of the features.
@@ -74,8 +74,8 @@ def statistics_of(
             direction; None for no whitening.
 
     Returns:
-        ``mean`` and ``scale`` [C] and, to whiten by, ``whitening``: the upper triangle of the symmetric matrix
-        ``(S + whiten * mean variance * I)^(-1/2)``, with S the covariance of standardised features [C (C + 1) / 2].
+        ``mean`` and ``scale`` [C] and, with ``whiten``, ``whitening`` [C (C + 1) / 2]: the upper triangle of the
+        symmetric matrix ``(S + whiten * mean variance * I)^(-1/2)``, with S the covariance of standardised features.
         All are float32.
     """
     mean = moments.mean.float()
@@ -83,7 +83,7 @@ def statistics_of(
     if whiten is None:
         return {"mean": mean, "scale": scale}
     variances, directions = _directions(moments.scaled(scale))
-    root = (variances + whiten * variances.mean()).clamp(min=_LEAST).sqrt()
+    root = (variances + whiten * variances.mean()).clamp(min=_MIN_VARIANCE).sqrt()
     return {
         "mean": mean,
         "scale": scale,
@@ -95,8 +95,8 @@ def typical_norm(moments: Moments, statistics: Mapping[str, Tensor]) -> Tensor:
     """Computes the root mean square length of features after standardisation and whitening, a scalar.
 
     Args:
-        moments: Moments of the features before.
-        statistics: See `statistics_of`; empty where features stay as they are.
+        moments: Moments of the features before standardisation.
+        statistics: See `statistics_of`; empty if features stay as they are.
     """
     covariance = moments.scaled(statistics["scale"]).covariance if statistics else moments.covariance
     if "whitening" in statistics:
@@ -108,7 +108,7 @@ def typical_norm(moments: Moments, statistics: Mapping[str, Tensor]) -> Tensor:
 def fit_subspace(folds: Sequence[Moments], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
     """Fits the subspace of normal features, each channel divided by its scale s.
 
-    What is returned is for features f as they are: ``|B^T (f - c) / s| = |(B / s)^T (f - c)|``.
+    The returned directions are for features f that are not scaled: ``|B^T (f - c) / s| = |(B / s)^T (f - c)|``.
 
     Args:
         folds: See `fit_basis`.
@@ -134,38 +134,40 @@ def fit_subspaces(
     """Fits a subspace to the features of each product; see `fit_subspace`.
 
     Args:
-        sets: Moments by product, of each as many sets as `folds_of` says. Products without any in one are left out.
+        sets: Moments product by product, for each as many sets as `folds_of` says. A product is left out if one of its
+            sets has no vector.
         share: See `fit_basis`.
         shrinkage: See `channel_scale`.
-        length: Root mean square length that residuals of these features shall have, each outside its own product's
-            subspace; None for what they have.
+        length: Root mean square length to which the residuals of these features, each outside its own product's
+            subspace, are scaled; None for no scaling.
 
     Returns:
-        The centres [P, C], and directions [P, C, R], some of length 0 where a product has fewer than another.
+        The centres [P, C], and directions [P, C, R]; products with fewer directions than R have some of length 0.
 
     Raises:
         UserError: If no product has vectors in every set, or all of them are alike.
     """
     folds = folds_of(share)
     products = [sets[first : first + folds] for first in range(0, len(sets), folds)]
-    complete = [folded for folded in products if all(fold.count for fold in folded)]
+    complete = [product for product in products if all(fold.count for fold in product)]
     if not complete:
         raise UserError(
             f"no client has {folds} images of one product, of which some are held out: give a share of variance in"
             f" place of '{LIKELIHOOD}'"
         )
-    centres, bases = zip(*(_fitted(tuple(folded), share, shrinkage) for folded in complete), strict=True)
+    centres, bases = zip(*(_fitted(tuple(product), share, shrinkage) for product in complete), strict=True)
     widest = max(basis.shape[1] for basis in bases)
     padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]
     directions = torch.stack(padded)
     if length is not None:
-        directions *= length / _typical_residual([Moments.union(one) for one in complete], bases, shrinkage)
+        moments = [Moments.union(product) for product in complete]
+        directions *= length / _typical_residual(moments, bases, shrinkage)
     return torch.stack(centres), directions
 
 
 @lru_cache(maxsize=8)
 def _fitted(folds: tuple[Moments, ...], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
-    """Fits a subspace, or returns an earlier fit: images left out of one product leave the others' moments the same."""
+    """Fits a subspace, or returns an earlier fit: leaving out images of one product does not change the others."""
     return fit_subspace(folds, share, shrinkage)
 
 
@@ -184,8 +186,8 @@ def _typical_residual(
     mean, spread = (torch.stack(parts).sum() / total for parts in (squares, spreads))
     if spread <= 0:
         raise UserError("the patches of a product are all alike: give more images of it, or a larger grid")
-    # Few patches lie in a subspace altogether, and leave no residual to measure by.
-    return mean.maximum(_LEAST_SHARE * spread).clamp(min=1e-12).sqrt().float()
+    # The lower bound is for few patches, which may all lie in a subspace and have no residuals.
+    return mean.maximum(_MIN_SHARE * spread).clamp(min=1e-12).sqrt().float()
 
 
 def residual_basis(moments: Moments, share: float) -> Tensor:
@@ -193,7 +195,7 @@ def residual_basis(moments: Moments, share: float) -> Tensor:
 
     Args:
         moments: Moments of the normal vectors.
-        share: Share of their variance that the other directions hold at least, in (0, 1].
+        share: Smallest share of their variance along all other directions, in (0, 1].
 
     Returns:
         Directions of the least variance, float32 [C, R]; R is at least 1.
@@ -205,10 +207,10 @@ def residual_basis(moments: Moments, share: float) -> Tensor:
 
 
 def likeliest_basis(folds: Sequence[Moments]) -> Tensor:
-    """Computes `residual_basis` with the number of dimensions under which vectors held out are likeliest.
+    """Computes `residual_basis` with the number of dimensions under which held-out vectors are likeliest.
 
-    Each fold in turn is held out, and scored by probabilistic PCA (Tipping and Bishop, 1999, section 3) of the
-    others, whose log-likelihood needs no more of the fold than its moments::
+    Each fold in turn is held out, and scored by probabilistic PCA (Tipping and Bishop, 1999, section 3) that is fitted
+    to the others. Its log-likelihood depends only on the moments of the held-out fold::
 
         -n/2 (C log 2 pi + log |M| + tr(M^-1 S))    with S the fold's second moment around the others' mean
 
@@ -219,8 +221,8 @@ def likeliest_basis(folds: Sequence[Moments]) -> Tensor:
         Directions of the least variance, float32 [C, R].
     """
     total = torch.zeros(len(folds[0].mean) - 1, dtype=torch.float64)
-    for held, fold in enumerate(folds):
-        others = Moments.union([other for number, other in enumerate(folds) if number != held])
+    for held_out, fold in enumerate(folds):
+        others = Moments.union([other for number, other in enumerate(folds) if number != held_out])
         total += fold.count * log_likelihoods(others, fold)
     dimensions = int(total.argmax()) + 1
     _, directions = _directions(Moments.union(folds))
@@ -241,38 +243,38 @@ def log_likelihoods(fitted: Moments, scored: Moments) -> Tensor:
     channels = len(variances)
     offset = scored.mean - fitted.mean
     second = scored.covariance + torch.outer(offset, offset)
-    seen = (directions * (second @ directions)).sum(0)  # second moment of the scored along each direction
+    scored_variances = (directions * (second @ directions)).sum(0)  # second moments along each direction
     variances = variances.clamp(min=1e-9 * variances[0])
     dimensions = torch.arange(1, channels)
-    left = channels - dimensions
-    noise = (variances.sum() - variances.cumsum(0))[:-1] / left
-    unexplained = (seen.sum() - seen.cumsum(0))[:-1]
-    log_determinant = variances.log().cumsum(0)[:-1] + left * noise.log()
-    trace = (seen / variances).cumsum(0)[:-1] + unexplained / noise
+    remaining = channels - dimensions
+    noise = (variances.sum() - variances.cumsum(0))[:-1] / remaining
+    unexplained = (scored_variances.sum() - scored_variances.cumsum(0))[:-1]
+    log_determinant = variances.log().cumsum(0)[:-1] + remaining * noise.log()
+    trace = (scored_variances / variances).cumsum(0)[:-1] + unexplained / noise
     return -(channels * math.log(2 * math.pi) + log_determinant + trace) / 2
 
 
 def residual_norms(vectors: Tensor, basis: Tensor) -> Tensor:
-    """Computes how far centred vectors [n, C] lie outside the subspace of normal ones [n].
+    """Computes the lengths [n] of the residuals of centred vectors [n, C] outside the subspace of normal ones.
 
     Args:
         vectors: Features minus the normal mean.
-        basis: Directions outside the subspace [C, R], as of `fit_subspace`.
+        basis: Directions outside the subspace [C, R], as `fit_subspace` returns them.
     """
     with full_precision(vectors):  # residuals are differences of large numbers
         return torch.linalg.vector_norm(vectors @ basis, dim=1)
 
 
 def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes how far the patches of images lie outside the subspace that leaves least of their image.
+    """Computes the residuals of patches outside the subspace that fits their image best.
 
     Args:
         patches: Features [B, P, C].
         centres: Centre of each subspace [N, C].
-        bases: Directions outside of it [N, C, R], as of `fit_subspaces`.
+        bases: Directions outside each subspace [N, C, R], as `fit_subspaces` returns them.
 
     Returns:
-        Residuals [B, P], and which subspace that is [B].
+        Lengths of the residuals [B, P], and for each image the subspace with the least mean square residual [B].
     """
     flat = patches.flatten(0, 1).float()
     subspaces = zip(centres, bases, strict=True)

@@ -209,7 +209,7 @@ class NewMoments(_SendState, pooled_moments.NewMoments):
 def exchanges(client: FederatedSubspaceClient) -> Exchanges:
     """Lists moments, and clusters if the task has any, before round 1; in rounds the moments of new data."""
     clusters = (Centres(), Residuals()) if client.task.clusters else ()
-    # Images cannot be subtracted from the radii of clusters, nor from a share that is chosen by cross-validation.
+    # Images cannot be subtracted from the radii of clusters, nor from the folds by which a share may be chosen.
     made_of_moments = not isinstance(client.task.share, str) and not client.task.clusters
     setup, rounds = (PooledMoments(), *clusters), (NewMoments(),)
     evidence = Evidence(moments_sent, subspace_received)

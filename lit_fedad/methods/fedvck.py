@@ -1,8 +1,8 @@
 """FedVCK: condensation of images that the model predicts wrongly (Yan et al., AAAI 2025).
 
 FedDM with four changes: images that the model predicts wrongly are drawn more often; synthetic images are normalised by
-the statistics of real ones; the server keeps the images of earlier rounds; and it separates the classes that the
-model confuses, by the clients' logits.
+the statistics of real ones; the server keeps the images of earlier rounds; and a contrastive loss separates classes
+that the model confuses, as the clients' mean logits show.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,8 @@ Constraints = Literal["batch", "running", "own"]
 class FedVCKClient(ImageCondenser):
     """A client that condenses images by importance, and sends the mean logits of each class (FedVCK Eq. 11).
 
-    The previous model is the one that the client received in its last round; initially the current one.
+    The previous model is the one that the client received in the last round in which it took part. In its first round
+    the current model takes its place.
 
     Args:
         task: A `Classifier` whose encoder has batch normalisation.
@@ -50,19 +51,22 @@ class FedVCKClient(ImageCondenser):
             which compares means only.
         constraints: Statistics that normalise synthetic images: those of the step's ``batch`` of real images
             (FedVCK Eq. 4); ``running`` ones, which these batches update, as in the released code; or their ``own``,
-            without constraint.
+            that is without constraint.
         selection: Whether images are drawn by importance (FedVCK Eq. 8), or all with equal probability.
-        alpha: Share of the current model in the mixture (FedVCK Eq. 7), which is of logits; the paper's models end in a
-            softmax.
+        alpha: Share of the current model in the mixture of both models' logits (FedVCK Eq. 7). The paper's models end
+            in a softmax.
         bias: Bias b (FedVCK Eq. 5).
-        prototype_images: Fewest images of a class whose mean logits are sent. A mean of few tells who is in it; classes
-            with fewer are sent as zeros that count no image, and other clients' means stand for them.
-        ranks: Whether the ranks of a class's mean logits are sent in their place, 0 for the lowest. The server then
-            ranks negatives by the vote of all images (Borda count), which is all that FedVCK Eq. 13 needs of them.
-        go_on: Whether synthetic images go on where they ended in the client's last round, as in the released code.
-        softmax: Whether images are drawn by the softmax of their importance, likewise; otherwise in proportion to it.
-        own_first_model: Whether the client condenses under random weights of its own in round 1, likewise, which are
-            also its previous model in round 2.
+        prototype_images: Fewest images of a class with which its mean logits are sent: a mean of few images reveals
+            which images are in it. A class with fewer is sent as zeros with a count of 0, so that only the other
+            clients' means count for it.
+        ranks: Whether the ranks of a class's mean logits, 0 for the lowest, are sent instead of the logits. The server
+            then ranks negatives by the vote of all images (Borda count); FedVCK Eq. 13 needs no more than ranks.
+        go_on: Whether condensation continues with the synthetic images of the client's last round, as in the released
+            code.
+        softmax: Whether images are drawn by the softmax of their importance, as in the released code; otherwise in
+            proportion to it.
+        own_first_model: Whether the client condenses under random weights of its own in round 1, as in the released
+            code. They are also its previous model in round 2.
         **condensing: See `ImageCondenser`.
 
     Raises:
@@ -89,14 +93,15 @@ class FedVCKClient(ImageCondenser):
         super().__init__(task, **condensing)
         at_least("method.client", 1, prototype_images=prototype_images)
         within("method.client", 0, 1, alpha=alpha)
-        within("method.client", -50, 50, bias=bias)  # of a cross-entropy: far beyond, no image has a weight
+        within("method.client", -50, 50, bias=bias)  # far above any cross-entropy, all importances would be 0
         check_encoder(task.encoder)
         self.kernel, self.constraints = kernel, constraints
         self.selection, self.alpha, self.bias = selection, alpha, bias
         self.prototype_images, self.ranks = prototype_images, ranks
         self.go_on, self.softmax, self.own_first_model = go_on, softmax, own_first_model
         self.previous: Message = {}
-        self.ended = torch.empty(0)  # the synthetic images that a later round goes on from
+        self.ended = torch.empty(0)
+        """The synthetic images of the last round, with which the next round continues."""
         self._running: dict[str, Tensor] = {}
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
@@ -110,32 +115,33 @@ class FedVCKClient(ImageCondenser):
         return losses
 
     def initial_images(self, local: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Returns those of FedDM, or where the last round ended."""
+        """Returns FedDM's initial images or, with ``go_on``, the synthetic images of the last round."""
         start = super().initial_images(local, counts, generator)
         return self.ended if self.go_on and self.ended.shape == start.shape else start
 
     def survey(self, local: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
-        """Returns images' weights by importance, and each class's mean logits under the received weights."""
+        """Returns the images' probabilities by importance, and each class's mean logits under the received weights."""
         logits = self._logits(local.images, {}, fabric)
         labels = torch.tensor(local.classes, dtype=torch.int64).repeat_interleave(
             torch.tensor(local.sizes, dtype=torch.int64)
         )
         weights = torch.ones(len(labels))
         if self.selection:
-            before = self._logits(local.images, self.previous, fabric) if self.previous else logits
-            weights = importance(logits, before, labels, self.alpha, self.bias)
-        means = [part.mean(0) for part in logits.split(local.sizes)]
+            previous = self._logits(local.images, self.previous, fabric) if self.previous else logits
+            weights = importance(logits, previous, labels, self.alpha, self.bias)
+        means = [class_logits.mean(0) for class_logits in logits.split(local.sizes)]
         prototypes = torch.stack(means) if means else logits[:0]
         if self.ranks:
             prototypes = ranks_of(prototypes)
         sizes = torch.tensor(local.sizes, dtype=torch.int64)
         enough = sizes >= self.prototype_images
-        facts = {PROTOTYPES: prototypes * enough[:, None], SIZES: sizes * enough}
+        entries = {PROTOTYPES: prototypes * enough[:, None], SIZES: sizes * enough}
         self._running = {name: buffer.clone() for name, buffer in self.task.named_buffers()}
-        return [self._chances(part) for part in weights.split(local.sizes)] if local.sizes else [], facts
+        draws = [self._probabilities(part) for part in weights.split(local.sizes)] if local.sizes else []
+        return draws, entries
 
-    def _chances(self, weights: Tensor) -> Tensor:
-        """Returns the probability of each image of a class, from their importance [n] (FedVCK Eq. 8)."""
+    def _probabilities(self, weights: Tensor) -> Tensor:
+        """Computes the probability with which each image of a class is drawn from importances [n] (FedVCK Eq. 8)."""
         return weights.softmax(0) if self.softmax else weights / weights.sum()
 
     def _logits(self, images: Tensor, weights: Message, fabric: Fabric) -> Tensor:
@@ -151,29 +157,30 @@ class FedVCKClient(ImageCondenser):
         """Computes the discrepancy of features class by class (FedVCK Eq. 9), under the constraint of FedVCK Eq. 4."""
         encoder = self.task.encoder
         if self.constraints == "running":
-            every, synthetic_features = self._under_running(real, synthetic)
-            times, sizes = torch.ones(len(every)), [self.condensation.batch] * len(counts)
-            return class_mmd(every, synthetic_features, times.to(every.device), sizes, counts, self.kernel)
-        target, statistics = record(encoder, real.images, real.times)
+            real_features, synthetic_features = self._under_running(real, synthetic)
+            once = torch.ones(len(real_features)).to(real_features.device)
+            sizes = [self.condensation.batch] * len(counts)
+            return class_mmd(real_features, synthetic_features, once, sizes, counts, self.kernel)
+        real_features, statistics = record(encoder, real.images, real.times)
         if self.constraints == "batch":
-            reached = apply(encoder, synthetic, statistics)
+            synthetic_features = apply(encoder, synthetic, statistics)
         else:
-            reached = unconstrained(encoder, synthetic)
-        return class_mmd(target, reached, real.times, real.sizes, counts, self.kernel)
+            synthetic_features = unconstrained(encoder, synthetic)
+        return class_mmd(real_features, synthetic_features, real.times, real.sizes, counts, self.kernel)
 
     def _under_running(self, real: RealBatch, synthetic: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes features of every real draw, which update the running statistics, then of synthetic images."""
+        """Computes features of the real draws, which update the running statistics, then of the synthetic images."""
         task = self.task
         task.train()
         with torch.no_grad():
             drawn = real.images.repeat_interleave(real.times, 0)
-            target: Tensor = with_weights(task, self._running, lambda _: task.encoder(drawn))
+            features: Tensor = with_weights(task, self._running, lambda _: task.encoder(drawn))
         task.eval()
-        return target, with_weights(task, self._running, lambda _: task.encoder(synthetic))
+        return features, with_weights(task, self._running, lambda _: task.encoder(synthetic))
 
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
-        """Images as FedDM's, and what the model says of each class."""
+        """What uploads disclose: FedDM's images, and the model's mean logits of each class, or their ranks."""
         statistic = "ranks" if self.ranks else "means"
         what = f"{statistic} of the model's logits over the images of each class, with their numbers"
         return (*super().discloses, by_class(what, max(self.prototype_images, self.least)))
@@ -195,7 +202,7 @@ class FedVCKClient(ImageCondenser):
         return {**super().upload_spec(), **prototypes}
 
     def shown(self, sent: Message) -> list[Shown]:
-        """Lists the logit prototypes in an upload, beside the model that its images train."""
+        """Lists what an upload shows of single images: the logit prototypes, and the model that its images train."""
         if PROTOTYPES not in sent:
             return super().shown(sent)
         counted, task = sent[SIZES] > 0, self.task
@@ -216,21 +223,22 @@ def ranks_of(logits: Tensor) -> Tensor:
 class FedVCKServer(FedDMServer):
     """The server, which trains on all rounds' images with relational contrast (FedVCK Eq. 15 and FedVCK Eq. 16).
 
-    In round 1 there are no feature prototypes yet, and the loss is cross-entropy only. A class that no participant
-    owns keeps its logit prototype.
+    In round 1 there are no feature prototypes yet, and the loss is only cross-entropy. A class that no client of a
+    round owns keeps its logit prototype.
 
     Args:
         training: Epochs, batches and learning rate of training in a round.
         rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code
             keeps half of all rounds, but at least ten.
         contrast: Weight of the contrast; 0 for none.
-        negatives: Number of negative classes (FedVCK Eq. 13): K - 1, as the paper's K classes count the class itself.
+        negatives: Number of negative classes, K - 1 in FedVCK Eq. 13: the paper's K classes include the class itself.
         temperature: Temperature tau (FedVCK Eq. 15).
-        with_own: Whether the denominator of FedVCK Eq. 15 includes the class itself; otherwise it has no lower bound.
-        head_width: Hidden width of the projection h, which is initialised in each round.
+        with_own: Whether the denominator of FedVCK Eq. 15 includes the class itself; otherwise the loss has no lower
+            bound.
+        head_width: Hidden width of the projection h, which is initialised anew in each round.
         head_rate: Learning rate of Adam for h.
-        prior: Whether the contrast counts classes as often as a batch has them, as in the released code.
-        falling: Whether the weight of the contrast falls to a tenth from round to round, likewise.
+        prior: Whether the contrast counts each class as often as it occurs in the batch, as in the released code.
+        falling: Whether the weight of the contrast falls to a tenth from round to round, as in the released code.
 
     Raises:
         UserError: If a setting is out of range.
@@ -272,7 +280,7 @@ class FedVCKServer(FedDMServer):
             )
 
     def extra_loss(self, messages: Sequence[Message]) -> ExtraLoss | None:
-        """Returns the contrast, with prototypes of earlier rounds' images under the weights that clients received."""
+        """Returns the contrast with prototypes of earlier rounds' images, under the weights that clients received."""
         classes = self.task.classes
         means, sizes, owned = (torch.cat([m[n] for m in messages]) for n in (PROTOTYPES, SIZES, CLASSES))
         new = merged_prototypes(means, sizes, owned, classes)

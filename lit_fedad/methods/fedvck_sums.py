@@ -1,10 +1,10 @@
 """FedVCK by sums: clients send class sums of features, and the server condenses images that have the same means.
 
-With a linear kernel, FedVCK (Yan et al., AAAI 2025) matches mean features. Here these means leave a client, as sums
-over its images: they add up under secure aggregation, noise on them bounds what they say of any image, and no client
-sends pictures that resemble its own. Of FedVCK remain the importance of images, condensation, and training on the
-images of all rounds. Left out are its batch statistics, since none are sent, and its relational contrast, which needs
-the mean logits of classes beside their features.
+With a linear kernel, FedVCK (Yan et al., AAAI 2025) matches mean features. Here clients send these means, as sums over
+their images. Such sums add up under secure aggregation, noise on them bounds what they reveal of any image, and no
+client sends pictures that resemble its own. This method keeps FedVCK's importance of images, its condensation, and its
+training on the images of all rounds. It leaves out batch statistics, since none are sent, and relational contrast,
+which needs the mean logits of classes beside their features.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ from lit_fedad.tasks.classifier import Classifier
 TOTAL, MASS = "total", "mass"
 
 CONSTANT = 0.3
-"""The entry beside an embedding. A small one leaves more of the length to the embedding, less to a class's weight."""
+"""The entry beside the embedding in an image's vector. If it is small, more of the vector's length is the embedding's,
+and less the entry's, from which the weight of a class follows."""
 
 LONGEST = 0.5
-"""Largest length of what one image adds."""
+"""Largest length of the vector that one image adds to the sums."""
 
-_ROOT = math.sqrt(1 + CONSTANT**2)
+_VECTOR_LENGTH = math.sqrt(1 + CONSTANT**2)  # of an embedding of length 1 and the constant beside it
 
 
 class ClassEmbeddings:
     """The sums ``total`` [K, D] and ``mass`` [K] of importance-weighted embeddings, by class.
 
     Args:
-        client: Models; it keeps the current one as the previous one when its images have been summed.
+        client: The client, for its current and previous model. When its images have been summed, the current model
+            becomes the previous one.
     """
 
     def __init__(self, client: FedVCKSumsClient) -> None:
@@ -69,15 +71,15 @@ class ClassEmbeddings:
         def embedded(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
             features, labels = task(batch).float(), batch["label"]
             logits = task.classifier(features)
-            before = logits
+            previous_logits = logits
             if previous:
-                before = with_weights(task, previous, lambda _: task.classifier(task(batch).float()))
-            weights = importance(logits, before, labels, client.alpha, client.bias)
+                previous_logits = with_weights(task, previous, lambda _: task.classifier(task(batch).float()))
+            weights = importance(logits, previous_logits, labels, client.alpha, client.bias)
             return F.normalize(features, dim=1).double().cpu(), weights.double().cpu(), labels.cpu()
 
         task.eval()
         for vectors, weights, labels in map_batches(task, loader, embedded):
-            rows = LONGEST / _ROOT * weights[:, None] * F.one_hot(labels, task.classes).double()
+            rows = LONGEST / _VECTOR_LENGTH * weights[:, None] * F.one_hot(labels, task.classes).double()
             yield {TOTAL: rows[:, :, None] * vectors[:, None], MASS: CONSTANT * rows}
         client.previous = client.shared_state()
 
@@ -85,7 +87,7 @@ class ClassEmbeddings:
         """Returns the sums, with zeros for classes whose mass lies within three deviations of the noise.
 
         Raises:
-            HiddenByNoiseError: If that of all does.
+            HiddenByNoiseError: If the masses of all classes do.
         """
         shown = sums[MASS] > 3 * noise
         if not shown.any():
@@ -97,7 +99,7 @@ class ClassEmbeddings:
 
 
 def mean_embeddings(sums: Message) -> tuple[Tensor, Tensor]:
-    """Computes the mean embeddings of the classes that images have been summed of.
+    """Computes the mean embeddings of the classes that have images in the sums.
 
     Args:
         sums: ``total`` [K, D] and ``mass`` [K].
@@ -111,17 +113,17 @@ def mean_embeddings(sums: Message) -> tuple[Tensor, Tensor]:
 
 
 def fewest_images(sums: Message) -> float:
-    """Computes how many images can have the ``mass`` of some sums: at least as many as if all had importance 1."""
-    return float(sums[MASS].double().sum()) * _ROOT / (LONGEST * CONSTANT)
+    """Computes the fewest images that can have the ``mass`` of some sums: their number if all have importance 1."""
+    return float(sums[MASS].double().sum()) * _VECTOR_LENGTH / (LONGEST * CONSTANT)
 
 
 def longest_embedding(sums: Message) -> float:
-    """Computes the length of the longest mean embedding: above 1, no images can have such sums."""
+    """Computes the length of the longest mean embedding; no images have sums with one above 1."""
     lengths, mass = sums[TOTAL].double().norm(dim=1), sums[MASS].double()
     return float((CONSTANT * lengths / mass.clamp(min=1e-9)).max())
 
 
-_TOLERANCE = 1e-3  # of lengths that went through float32, or through fixed point
+_TOLERANCE = 1e-3  # for rounding to float32, or to fixed point
 
 
 class Embeddings(Exchange[Any, Any]):
@@ -140,7 +142,7 @@ class FedVCKSumsClient(CondensedClient):
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
         alpha: Share of the current model in the mixed logits of `importance`.
-        bias: Its bias b.
+        bias: Bias b of `importance`.
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
@@ -158,7 +160,7 @@ class FedVCKSumsClient(CondensedClient):
     ) -> None:
         super().__init__(task, mean, std, quantize=False)
         within("method.client", 0, 1, alpha=alpha)
-        within("method.client", -50, 50, bias=bias)  # of a cross-entropy: far beyond, no image has a weight
+        within("method.client", -50, 50, bias=bias)  # far above any cross-entropy, all importances would be 0
         check_encoder(task.encoder)
         self.alpha, self.bias = alpha, bias
         self.previous: Message = {}
@@ -172,10 +174,10 @@ class FedVCKSumsClient(CondensedClient):
 
     def upload_spec(self) -> MessageSpec:
         """Declares the sums; both grow with a client's images."""
-        form = ClassEmbeddings(self).shapes()
+        shapes = ClassEmbeddings(self).shapes()
         return {
-            TOTAL: TensorSpec(form[TOTAL], counted=True),
-            MASS: TensorSpec(form[MASS], low=0, counted=True),
+            TOTAL: TensorSpec(shapes[TOTAL], counted=True),
+            MASS: TensorSpec(shapes[MASS], low=0, counted=True),
         }
 
 
@@ -189,13 +191,13 @@ class FedVCKSumsServer(CondensedServer):
     Args:
         training: Epochs, batches and learning rate of training in a round.
         descent: Steps and learning rate of condensation.
-        images: Synthetic images of a class and round.
+        images: Number of synthetic images of each class in a round.
         channels: Channels of images.
         size: Height and width of images in pixels, or one length for both.
         rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16).
 
     Raises:
-        UserError: If a setting is out of range, or the model takes no images of this form.
+        UserError: If a setting is out of range, or the model takes no images of this shape.
     """
 
     merges_sums = True
@@ -214,25 +216,27 @@ class FedVCKSumsServer(CondensedServer):
         super().__init__(client, training)
         at_least("method.server", 1, images=images, channels=channels, rounds_kept=rounds_kept)
         self.descent, self.images, self.rounds_kept = descent, images, rounds_kept
-        self.form = (channels, *pair("method.server.size", size))
-        self._check_form()
+        self.image_shape = (channels, *pair("method.server.size", size))
+        self._check_image_shape()
 
-    def _check_form(self) -> None:
-        """Refuses images that the model does not take."""
+    def _check_image_shape(self) -> None:
+        """Checks that the model takes images of the configured shape."""
         try:
             with torch.no_grad(), evaluating(self.task):
-                self.task.classifier(self.task({"image": torch.zeros(1, *self.form)}))
+                self.task.classifier(self.task({"image": torch.zeros(1, *self.image_shape)}))
         except RuntimeError:
-            channels, *size = self.form
+            channels, *size = self.image_shape
             raise UserError(
                 f"method.server.channels={channels} size={size}: the model takes no such images; leave both keys out"
             ) from None
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks that the client has as many images as it sums, and that its mean embeddings are no longer than 1."""
-        counted = fewest_images(update.message)
-        if counted > update.num_samples * (1 + _TOLERANCE):
-            raise UserError(f"the client sums at least {counted:.1f} images, and has {update.num_samples}")
+        """Checks that the client sums no more images than it has, and that its mean embeddings are no longer than 1."""
+        summed_images = fewest_images(update.message)
+        if summed_images > update.num_samples * (1 + _TOLERANCE):
+            raise UserError(
+                f"the client sums at least {summed_images:.1f} images, and has {update.num_samples}"
+            )
         if (length := longest_embedding(update.message)) > 1 + _TOLERANCE:
             raise UserError(f"the client's embeddings of a class have a mean of length {length:.4g}, above 1")
 
@@ -246,16 +250,16 @@ class FedVCKSumsServer(CondensedServer):
             name: torch.stack([update.message[name].double() for update in updates.values()]).sum(0)
             for name in (TOTAL, MASS)
         }
-        knowledge, loss = self._condensed(sums)
+        knowledge, loss = self._condense(sums)
         self.learn(knowledge, None)
         self.report["condensation_loss"] = loss
 
     def knowledge_of(self, message: Message) -> Knowledge | None:
         """Condenses images to the mean embeddings of one upload."""
-        return self._condensed(message)[0] if bool((message[MASS] > 0).any()) else None
+        return self._condense(message)[0] if bool((message[MASS] > 0).any()) else None
 
-    def _condensed(self, sums: Message) -> tuple[Knowledge, float]:
-        """Returns images that have the mean embeddings of some sums, and their distance after the last step."""
+    def _condense(self, sums: Message) -> tuple[Knowledge, float]:
+        """Condenses images to the mean embeddings of some sums; returns them and the loss of the last step."""
         classes, targets = mean_embeddings(sums)
         if not len(classes):
             raise UserError("no client has sent the sum of an image")
@@ -263,7 +267,7 @@ class FedVCKSumsServer(CondensedServer):
         task.load_state_dict(self.weights, strict=False)
         task.to(fabric.device)
         targets = targets.to(fabric.device)
-        noise = torch.randn(len(classes) * self.images, *self.form, generator=generator)
+        noise = torch.randn(len(classes) * self.images, *self.image_shape, generator=generator)
 
         def distance(images: Tensor) -> Tensor:
             embeddings = F.normalize(task({"image": images}).float(), dim=1)
@@ -277,5 +281,5 @@ class FedVCKSumsServer(CondensedServer):
 
 
 def exchanges(client: FedVCKSumsClient) -> Exchanges:
-    """One exchange a round."""
+    """Lists one exchange a round: weights to the clients, sums of embeddings to the server."""
     return with_exchanges(client, rounds=(Embeddings(),), evidence=CONDENSED)

@@ -1,11 +1,12 @@
 """GLDP: global and local dynamic prototypes, for rare classes that come in stages (Guo et al., STHFL, 2023).
 
-Base and head are trained in alternation and only the base is shared, as in FedRep, together with prototypes, the mean
-features of classes. A client's older prototypes reduce forgetting; those of all clients improve its rare classes.
+Base and head are trained in alternation. As in FedRep only the base is shared; with it clients share prototypes, the
+mean features of classes. A client's older prototypes reduce forgetting; those of all clients improve its rare classes.
 
-Measured on real images (docs/gldp.md): on frozen features prototypes forget far less than heads, provided that the base
-hardly moves, for older prototypes are means over older bases; one covariance in closed form is better still. From
-pixels, at a scale far below the paper's, no method was far above constant predictions.
+docs/gldp.md has measurements on real images. On frozen features prototypes forget far less than heads, provided that
+the base hardly changes, since older prototypes are means of features of older bases. Discriminants in closed form with
+one covariance (`prototype_statistics`) are better still. From pixels, at a scale far below the paper's, no method was
+far above constant predictions.
 """
 
 from collections.abc import Mapping
@@ -46,9 +47,10 @@ VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"
 class GLDPClient(FedRepClient):
     """A client that trains base, then head, regularised by its own older prototypes and those of all clients.
 
-    It predicts by the nearest global prototype of the classes that it has met (GLDP-GP, GLDP Eq. 13); predictions also
-    hold the logits by the global prototypes of all classes, by its local prototypes (GLDP-LP) and those of the head.
-    Until there are global prototypes, it predicts by the head. A class without a prototype is never predicted.
+    It predicts by the nearest global prototype of the classes that it has met (GLDP-GP, GLDP Eq. 13). Predictions also
+    hold the logits by the global prototypes of all classes, the logits by its local prototypes (GLDP-LP), and those of
+    the head. Until there are global prototypes, it predicts by the head. A class without a prototype is never
+    predicted.
 
     Args:
         base_epochs: Epochs t that train the base (GLDP Eq. 3).
@@ -59,8 +61,8 @@ class GLDPClient(FedRepClient):
             (``"embedding"``, GLDP Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
             class's images (``"logit"``, GLDP Eq. 8).
         temperature: Temperature of that softmax.
-        candidates: Classes that global prototypes choose from: those that the client has met (``"met"``), as n in
-            GLDP Eq. 13 runs over the client's classes, or ``"all"``.
+        candidates: Classes among which the nearest global prototype is sought: those that the client has met
+            (``"met"``), as n in GLDP Eq. 13 runs over the client's classes, or ``"all"``.
 
     Raises:
         UserError: If t is not below s, or lambda or beta is not in [0, 1].
@@ -96,7 +98,10 @@ class GLDPClient(FedRepClient):
 
     @property
     def predictors(self) -> Predictors:
-        """Global prototypes, of the client's classes or of all, local ones and the head; the last two are personal."""
+        """Global prototypes of the client's classes or of all classes, local prototypes and the head.
+
+        Local prototypes and the head are personal.
+        """
         return Predictors(merged=True, heads=("all", "lp", "head"))
 
     def auxiliary_spec(self) -> MessageSpec:
@@ -134,18 +139,19 @@ class GLDPClient(FedRepClient):
         scalars = self.task.objective(features, view)
         prototypes, counts = class_means(features, view["label"], self.task.classes)
         local = self._local_relation(prototypes, counts, features, view["label"])
-        to_common = global_relation(prototypes, counts, self.common_prototypes)
-        loss = scalars["loss"] + self.lam * local + (1 - self.lam) * to_common
-        return {**scalars, "loss": loss, "local_relation": local, "global_relation": to_common}
+        common = global_relation(prototypes, counts, self.common_prototypes)
+        loss = scalars["loss"] + self.lam * local + (1 - self.lam) * common
+        return {**scalars, "loss": loss, "local_relation": local, "global_relation": common}
 
-    def _local_relation(self, own: Tensor, counts: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    def _local_relation(self, prototypes: Tensor, counts: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Computes L_LP of the batch's prototypes [K, D] or, with relation ``logit``, of its mean predictions."""
         if self.relation == "embedding":
-            return local_relation(own, counts, self.old, self.temperature)
-        chances = (self._head(features) / self.temperature).softmax(1)
-        mean, _ = class_means(chances, labels, self.task.classes)
+            return local_relation(prototypes, counts, self.old, self.temperature)
+        probabilities = (self._head(features) / self.temperature).softmax(1)
+        mean, _ = class_means(probabilities, labels, self.task.classes)
         with torch.no_grad():
-            old = self._head(self.old.vectors.to(features)) / self.temperature
-        return _divergences(old.log_softmax(1), mean.clamp_min(1e-12).log(), counts, self.old.known)
+            old_logits = self._head(self.old.vectors.to(features)) / self.temperature
+        return _divergences(old_logits.log_softmax(1), mean.clamp_min(1e-12).log(), counts, self.old.known)
 
     def _head(self, features: Tensor) -> Tensor:
         logits = self.task.predict(features, {}).logits
@@ -155,24 +161,24 @@ class GLDPClient(FedRepClient):
     discloses = (TRAINED_WEIGHTS, by_class("mean features of the images of each class"))
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the trained base, and the prototypes of the stage (GLDP Eq. 6), over all images, not augmented."""
+        """Returns the trained base, and the prototypes of the stage (GLDP Eq. 6), means over all images as they are."""
         self.current = self._prototypes(loader)
         return {**super().send(loader), **packed(self.current)}
 
     @torch.no_grad()
     def _prototypes(self, loader: DataLoader) -> Prototypes:
         task = self.task
-        total = torch.zeros(task.classes, task.num_features, dtype=torch.float64)
+        totals = torch.zeros(task.classes, task.num_features, dtype=torch.float64)
         images = torch.zeros(task.classes, dtype=torch.int64)
         for features, labels in map_batches(task, loader, lambda batch: (task(batch), batch["label"])):
             means, counts = class_means(features.double().cpu(), labels.cpu(), task.classes)
-            total += counts[:, None] * means
+            totals += counts[:, None] * means
             images += counts
-        return Prototypes((total / images.clamp(min=1)[:, None]).float(), images > 0)
+        return Prototypes((totals / images.clamp(min=1)[:, None]).float(), images > 0)
 
     @property
     def local(self) -> Prototypes:
-        """The client's own prototypes: of the current stage, and older ones of classes that are not in it."""
+        """The client's own prototypes: those of the current stage, and older ones of classes that are not in it."""
         return self.old.renewed(self.current)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
@@ -180,24 +186,24 @@ class GLDPClient(FedRepClient):
         features = self.task(batch)
         prediction = self.task.predict(features, batch)
         assert prediction.logits is not None
-        head, common, local = prediction.logits, self.common_prototypes, self.local
+        head_logits, common, local = prediction.logits, self.common_prototypes, self.local
         known = common.known if self.candidates == "all" else common.known & self.met
-        to_common = common.logits(features)
-        logits = _among(known, to_common, head)
-        score = torch.where(known.any().to(head.device), -logits.amax(1), prediction.image_score)
+        common_logits = common.logits(features)
+        logits = _restricted(common_logits, known, head_logits)
+        score = torch.where(known.any().to(head_logits.device), -logits.amax(1), prediction.image_score)
         others = {
-            "all": _among(common.known, to_common, head),
-            "lp": _among(local.known, local.logits(features), logits),
-            "head": head,
+            "all": _restricted(common_logits, common.known, head_logits),
+            "lp": _restricted(local.logits(features), local.known, logits),
+            "head": head_logits,
         }
         return Prediction(score, logits=logits, others=others)
 
 
-def _among(known: Tensor, logits: Tensor, otherwise: Tensor) -> Tensor:
-    """Restricts logits [B, K] to known classes, bool [K]; returns others where no class is known."""
-    # No branch: an exported graph cannot contain it.
+def _restricted(logits: Tensor, known: Tensor, fallback: Tensor) -> Tensor:
+    """Restricts logits [B, K] to known classes, bool [K]; returns ``fallback`` [B, K] if no class is known."""
+    # Without a branch, which an exported graph cannot contain.
     known = known.to(logits.device)
-    return torch.where(known.any(), logits.masked_fill(~known, -torch.inf), otherwise)
+    return torch.where(known.any(), logits.masked_fill(~known, -torch.inf), fallback)
 
 
 class GLDPServer(FedAvgServer):
@@ -220,8 +226,8 @@ class GLDPServer(FedAvgServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Computes ``Theta = mean mu_i`` (GLDP Eq. 5) and ``C = beta C + (1 - beta) mean C_i`` (GLDP Eq. 11)."""
         messages = [update.message for _, update in sorted(updates.items())]
-        vectors, members = (torch.cat([m[name] for m in messages]) for name in (VECTORS, CLASSES))
-        mean, holders = class_means(vectors.double(), members, self.classes)
+        vectors, classes = (torch.cat([m[name] for m in messages]) for name in (VECTORS, CLASSES))
+        mean, holders = class_means(vectors.double(), classes, self.classes)
         earlier = Prototypes.unpack(self.auxiliary[VECTORS], self.auxiliary[CLASSES], self.classes)
         self.auxiliary = packed(earlier.moved(Prototypes(mean.float(), holders > 0), self.beta))
         self.weights = self.mean_weights(updates, equal=not self.weighted)
@@ -236,7 +242,7 @@ def packed(prototypes: Prototypes) -> Message:
 def local_relation(own: Tensor, counts: Tensor, old: Prototypes, temperature: float = 1.0) -> Tensor:
     """Computes the local prototype relation, ``L_LP = sum_n KL(old_n || own_n)`` (GLDP Eq. 7).
 
-    Prototypes are embeddings, not distributions: the softmax over their coordinates is compared.
+    Prototypes are embeddings, not distributions: the relation compares the softmax over their coordinates.
 
     Args:
         own: The batch's prototypes [K, D], with gradient.
@@ -247,15 +253,15 @@ def local_relation(own: Tensor, counts: Tensor, old: Prototypes, temperature: fl
     Returns:
         A scalar, in nats; zero where no class is left.
     """
-    former = (old.vectors.to(own) / temperature).log_softmax(1)
-    return _divergences(former, (own / temperature).log_softmax(1), counts, old.known)
+    log_old = (old.vectors.to(own) / temperature).log_softmax(1)
+    return _divergences(log_old, (own / temperature).log_softmax(1), counts, old.known)
 
 
-def _divergences(old: Tensor, new: Tensor, counts: Tensor, known: Tensor) -> Tensor:
-    """Computes the sum of KL(old || new), both logarithms [K, n], over known classes in the batch."""
-    both = (counts > 0) & known.to(counts.device)
-    divergence = F.kl_div(new, old, log_target=True, reduction="none").sum(1)
-    return torch.where(both, divergence, 0).sum()
+def _divergences(log_old: Tensor, log_new: Tensor, counts: Tensor, known: Tensor) -> Tensor:
+    """Computes the sum of KL(old || new), given their logarithms [K, n], over known classes in the batch."""
+    compared = (counts > 0) & known.to(counts.device)
+    divergence = F.kl_div(log_new, log_old, log_target=True, reduction="none").sum(1)
+    return torch.where(compared, divergence, 0).sum()
 
 
 def global_relation(own: Tensor, counts: Tensor, common: Prototypes) -> Tensor:
@@ -274,7 +280,7 @@ def global_relation(own: Tensor, counts: Tensor, common: Prototypes) -> Tensor:
 
 
 def _sent(client: GLDPClient, received: Message, sent: Message) -> list[Shown]:
-    """Lists what the base in an upload shows, and the prototypes, which are means of its features."""
+    """Lists what an upload shows of single images: its base, and its prototypes, means of features of this base."""
     task = client.task
     base = {name: value.to(task.device) for name, value in sent.items() if name in task.state_dict()}
 
@@ -286,5 +292,5 @@ def _sent(client: GLDPClient, received: Message, sent: Message) -> list[Shown]:
 
 
 def exchanges(client: GLDPClient) -> Exchanges:
-    """FedAvg's, with evidence of prototypes beside that of weights."""
+    """Lists FedAvg's exchanges, with evidence of prototypes beside that of weights."""
     return with_exchanges(client, evidence=replace(WEIGHTS, sent=_sent))

@@ -1,4 +1,4 @@
-"""Local training without exchanges: the lower bound, and with one client that holds all data the upper bound."""
+"""Local training without exchanges: a lower bound or, with one client that holds all data, an upper bound."""
 
 from collections.abc import Iterable
 
@@ -16,11 +16,11 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 class LocalClient(FedAvgClient):
     """A client that trains without sharing.
 
-    Where no weight trains, what the task fits to images it fits anew in every stage, to those of the stage.
+    If the task trains no weights but fits something to images, it is fitted anew in every stage, to the stage's images.
 
     Args:
-        local_epochs: Passes over the client's data per round (E); T * E in T rounds.
-        keep_optimizer: Whether the optimiser's state is kept between rounds; the server does not overwrite the weights.
+        local_epochs: Passes over the client's data per round (E), so that T rounds have T * E passes.
+        keep_optimizer: Whether the optimiser's state is kept between rounds. No server overwrites the weights.
     """
 
     state_names = ("fitted_in",)
@@ -29,11 +29,11 @@ class LocalClient(FedAvgClient):
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = True) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
         self.fitted_in = 0
-        """The stage whose images the task was fitted to; `Prepare` uses those of the first."""
+        """The stage to whose images the task was fitted; `Prepare` fits it to those of the first stage."""
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
-        """Checks that a class of task learns by itself."""
+        """Checks that a task class learns without other clients."""
         super().check_task(task)
         if not (task.trains or task.prepares):
             raise UserError(
@@ -42,7 +42,7 @@ class LocalClient(FedAvgClient):
             )
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
-        """Fits the task to a stage that has begun, where nothing else makes it; see `FedAvgClient`."""
+        """Fits a task without trained weights to a stage that has begun; then refreshes it as `FedAvgClient` does."""
         if self.context.stage != self.fitted_in and self.task.prepares and not trainable(self.task):
             self.task.refresh(loader, self.context, first=True)
             self.fitted_in = self.context.stage
@@ -54,12 +54,12 @@ class LocalClient(FedAvgClient):
 
 
 class NearestNeighbourClient(LocalClient):
-    """A client that holds all data and builds a bank without training: the centralised bound of a memory bank."""
+    """A client that holds all data and builds a bank without training: the centralised upper bound of memory banks."""
 
     needs = MemoryBank
 
 
 def exchanges(client: LocalClient) -> Exchanges:
-    """Local preparation, then training."""
+    """Lists local preparation where the task requires it; then training."""
     prepare = (Prepare(pooled=False),) if client.task.prepares or standardised(client.task) else ()
     return Exchanges(prepare, (Train(),), evidence=WEIGHTS)

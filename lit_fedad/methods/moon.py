@@ -16,15 +16,15 @@ from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 class MoonClient(FedAvgClient):
     """A client that minimises ``L + mu l_con``.
 
-    ``l_con = -log e^{cos(z, z_glob)/tau} / (e^{cos(z, z_glob)/tau} + e^{cos(z, z_prev)/tau})``, where z is the
-    projected feature of an image under the weights in training, z_glob under the received ones and z_prev under those
-    that the client last sent. The projection is averaged with the task's weights. In the paper the output layer uses it
-    too; here only the contrast does, so that the task's features do not change.
+    ``l_con = -log e^{cos(z, z_glob)/tau} / (e^{cos(z, z_glob)/tau} + e^{cos(z, z_prev)/tau})``. Here z is the projected
+    feature of an image under the weights in training, z_glob that under the received weights, and z_prev that under
+    the weights that the client last sent. The projection head is averaged like the task's weights. In the paper the
+    output layer uses its output too; here only the contrast does, so that the task's features do not change.
 
     Args:
         mu: Weight of the contrast; 0 gives FedAvg.
         temperature: Temperature tau.
-        projection: Width of the two-layer projection head; None for none.
+        projection: Output width of the two-layer projection head; None for no head.
     """
 
     state_names = ("previous",)
@@ -48,12 +48,12 @@ class MoonClient(FedAvgClient):
         self.received: dict[str, Tensor] = {}
 
     def on_train_start(self) -> None:
-        """Stores the received weights."""
+        """Stores the received weights, and moves the previous ones to the client's device."""
         self.received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
         self.previous = {n: entry.to(self.device) for n, entry in self.previous.items()}
 
     def on_train_end(self) -> None:
-        """Stores the trained weights, for z_prev of the next round."""
+        """Stores the trained weights, under which the next round computes z_prev."""
         self.previous = self.shared_state()
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Federated PANDA: one centre, and one bank of all clients' cluster centres (Reiss et al., CVPR 2021).
 
-A baseline of FADngs Table I. Before round 1 clients send the mean of their pretrained features, and k-means centres of
-them; the state before round 1 is DN2, nearest neighbours of pretrained features. In each round clients train, and after
-the merger they send the centres of their features under the merged weights.
+A baseline of FADngs Table I. Before round 1 clients send the mean and k-means centres of their pretrained features. So
+the model before round 1 is DN2: nearest neighbours of pretrained features. In each round clients train, and after the
+merger they send the k-means centres of their features under the merged weights.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,12 +27,12 @@ BANK, CENTRE, FISHER = "bank", "centre", "fisher."
 
 
 class PandaClient(FedAvgClient):
-    """A client that draws features to the common centre, and sends centres of its own.
+    """A client that draws features to the common centre, and sends cluster centres of its own features.
 
     Args:
-        vectors: Cluster centres that a client sends, at most.
-        bank: Whether scores are distances to the centres of all clients (``shared``) or to the client's ``own``
-            images.
+        vectors: Largest number of cluster centres that a client sends.
+        bank: Whether scores are distances to the cluster centres of all clients (``shared``), or to the features of
+            the client's ``own`` images.
         clip: Largest norm of the gradient; None for no limit.
     """
 
@@ -68,26 +68,26 @@ class PandaClient(FedAvgClient):
         super().receive(message)
 
     def auxiliary_spec(self) -> MessageSpec:
-        """Declares the bank where it is shared, the centre and, with consolidation, Fisher information."""
+        """Declares the bank if it is shared, the centre and, with elastic weight consolidation, Fisher information."""
         return {**({BANK: self.bank_spec(None)} if self.shared else {}), **self.means_spec()}
 
     def means_spec(self) -> MessageSpec:
-        """Declares what clients send once, and the server averages."""
-        held = self.task.start if self.task.ewc else {}
-        forms = {f"{FISHER}{name}": TensorSpec(tuple(w.shape), low=0) for name, w in held.items()}
-        return {CENTRE: TensorSpec((self.task.num_features,)), **forms}
+        """Declares centre and Fisher information, which clients send once and the server averages."""
+        weights = self.task.start if self.task.ewc else {}
+        fisher = {f"{FISHER}{name}": TensorSpec(tuple(w.shape), low=0) for name, w in weights.items()}
+        return {CENTRE: TensorSpec((self.task.num_features,)), **fisher}
 
-    def bank_spec(self, most: int | None) -> TensorSpec:
-        """Declares at most so many vectors."""
-        return TensorSpec((Free("vectors", most), self.task.num_features), unordered=True)
+    def bank_spec(self, max_vectors: int | None) -> TensorSpec:
+        """Declares at most ``max_vectors`` vectors, or any number of them (None)."""
+        return TensorSpec((Free("vectors", max_vectors), self.task.num_features), unordered=True)
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
-        """Fills the client's own bank under the weights of the last round, where it is not shared."""
+        """Fills the client's own bank under the weights of the last round, if banks are not shared."""
         if not self.shared and self.context.round > 1:
             super().refresh(loader, predicts)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Shortens the gradient."""
+        """Clips the norm of the gradient."""
         if self.clip is not None:
             clip_grad_norm_([w for group in optimizer.param_groups for w in group["params"]], self.clip)
 
@@ -113,8 +113,8 @@ class Banks(LatestMessages):
         features = client.task.embed(loader)
         message: Message = {}
         if client.shared:
-            number = min(client.vectors, len(features))
-            clusters = kmeans(features, number, generator=client.context.generator("bank"))
+            vectors = min(client.vectors, len(features))
+            clusters = kmeans(features, vectors, generator=client.context.generator("bank"))
             message[BANK] = clusters.centroids.float()
         else:
             client.task.bank = features.to(client.task.bank)
@@ -138,7 +138,7 @@ class Banks(LatestMessages):
             )
 
     def aggregate(self, server: LatestMessagesServer, updates: Mapping[int, Update]) -> None:
-        """Joins the last banks of all clients, and averages what else was sent."""
+        """Joins the last banks of all clients, and averages their centres and Fisher information."""
         banks, means = {}, {}
         for client, update in updates.items():
             means[client] = replace(update, message={n: e for n, e in update.message.items() if n != BANK})
@@ -151,7 +151,7 @@ class Banks(LatestMessages):
 
 
 def exchanges(client: PandaClient) -> Exchanges:
-    """Centre and banks of pretrained features; then training and, where banks are shared, banks anew."""
+    """Lists centre and banks of pretrained features; then training and, if banks are shared, new banks every round."""
     return Exchanges(
         (Banks(initial=True),),
         (Train(MEANS), Banks()) if client.shared else (Train(MEANS),),

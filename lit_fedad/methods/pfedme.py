@@ -20,9 +20,9 @@ from lit_fedad.methods.parts.functional import trainable
 class PFedMeClient(AnchoredClient):
     """A client with ``theta = argmin L(theta) + lam/2 |theta - w|^2`` on each batch, then ``w -= eta lam (w - theta)``.
 
-    Both begin at the received weights; w is the anchor, which moves here. The task's optimiser takes ``inner_steps``
-    steps of theta on a batch. The client sends w and predicts with theta; before it first takes part it predicts with
-    the received weights. A task that draws its views draws one a step.
+    Both theta and w begin at the received weights; w is kept as the anchor, which moves in this method. The task's
+    optimiser takes ``inner_steps`` steps of theta on each batch. The client sends w and predicts with theta; before it
+    first takes part it predicts with the received weights. A task with random views draws a new view in each step.
 
     Args:
         lam: Weight lambda of the distance.
@@ -75,7 +75,7 @@ class PFedMeClient(AnchoredClient):
 
 @dataclass(frozen=True)
 class Repeated:
-    """Batches of a loader, each several times in a row."""
+    """The batches of a loader, each repeated several times in a row."""
 
     loader: DataLoader
     times: int
@@ -88,11 +88,11 @@ class TrainOnRepeated(Train):
     """The exchange in which clients take K steps on each batch."""
 
     def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the client by `fit`."""
+        """Trains the client by `fit`, on a loader that repeats each batch."""
         assert isinstance(client, PFedMeClient)
         return fit(client, Repeated(loader, client.inner_steps), fabric)  # type: ignore[arg-type]
 
 
 def exchanges(client: PFedMeClient) -> Exchanges:
-    """FedAvg's, with K steps on each batch."""
+    """Lists FedAvg's exchanges, with K steps on each batch."""
     return with_exchanges(client, rounds=(TrainOnRepeated(MEANS),))

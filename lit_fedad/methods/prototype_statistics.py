@@ -1,8 +1,8 @@
 """Prototype statistics: clients send class means and one covariance; the classifier follows in closed form.
 
-Linear discriminant analysis of frozen features, federated: counts, means and scatters add up over clients and stages,
-so that the classifier is that of one client with all images, whatever the partition and the order of stages: nothing is
-forgotten. Nothing is trained, and rounds send nothing but the statistics of images that have come since.
+This is federated linear discriminant analysis of frozen features. Counts, means and scatters add up over clients and
+stages, so that the classifier is that of one client with all images, whatever the partition and the order of stages:
+nothing is forgotten. Nothing is trained, and in rounds clients send only the statistics of images that have come since.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from lit_fedad.methods.parts.noised_subspace import from_triangle, triangle, wit
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier, uncertainty
 
-_ROOT = math.sqrt(3)
+_ROOT_3 = math.sqrt(3)
 
 
 class ImagePrototypes:
     """The sums ``count`` [K], ``total`` [K, C] and ``product`` [C (C + 1) / 2], each divided by the root of 3.
 
-    The label, the feature, which has length 1, and its products have norm 1 each: together every image has norm 1. A
-    clip of less shortens all alike, which changes nothing.
+    One-hot label, feature and products of features have norm 1 each, so that every image adds a vector of norm 1 in
+    all. Clipping to a smaller norm would shorten all vectors by the same factor, which changes nothing.
 
     Args:
-        client: Features and classes; it keeps its own counts of labels.
+        client: The client, for its features and classes; it keeps the counts of its own labels.
     """
 
     def __init__(self, client: PrototypeStatisticsClient) -> None:
@@ -72,38 +72,38 @@ class ImagePrototypes:
     def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields label, feature and products of each image, and counts the client's own labels."""
         client, channels = self.client, self.task.num_features
-        rows, columns, lengths = triangle(channels)
+        rows, columns, factors = triangle(channels)
         counts = torch.zeros_like(client.own_counts)
 
         def features(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
             return self.task(batch).double().cpu() / client.length, batch["label"].cpu()
 
         for vectors, labels in map_batches(self.task, loader, features):
-            label = torch.nn.functional.one_hot(labels, self.task.classes).double()
-            counts = counts + label.sum(0)
+            one_hot = torch.nn.functional.one_hot(labels, self.task.classes).double()
+            counts = counts + one_hot.sum(0)
             yield {
-                "count": label / _ROOT,
-                "total": label[:, :, None] * vectors[:, None] / _ROOT,
-                "product": vectors[:, rows] * vectors[:, columns] * lengths.double() / _ROOT,
+                "count": one_hot / _ROOT_3,
+                "total": one_hot[:, :, None] * vectors[:, None] / _ROOT_3,
+                "product": vectors[:, rows] * vectors[:, columns] * factors.double() / _ROOT_3,
             }
         client.own_counts = counts
 
     def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes ``count`` [1, K], ``mean`` [1, K, C] and ``within`` [1, C (C + 1) / 2] of all images.
 
-        Classes whose count lies within three deviations of the noise are taken for empty.
+        Classes whose count lies within three standard deviations of the noise are treated as empty.
 
         Raises:
-            HiddenByNoiseError: If all do.
+            HiddenByNoiseError: If this holds for all classes.
         """
-        counts = _ROOT * sums["count"]
-        shown = counts > max(0.5, 3 * _ROOT * noise) if noise > 0 else counts > 0
+        counts = _ROOT_3 * sums["count"]
+        shown = counts > max(0.5, 3 * _ROOT_3 * noise) if noise > 0 else counts > 0
         if not shown.any():
             raise HiddenByNoiseError
         counts = torch.where(shown, counts, 0.0)
-        mean = torch.where(shown[:, None], _ROOT * sums["total"] / counts.clamp(min=1e-9)[:, None], 0.0)
+        mean = torch.where(shown[:, None], _ROOT_3 * sums["total"] / counts.clamp(min=1e-9)[:, None], 0.0)
         images = counts.sum()
-        product = from_triangle(_ROOT * sums["product"] / images, mean.shape[1])
+        product = from_triangle(_ROOT_3 * sums["product"] / images, mean.shape[1])
         within = without_negative(product - (mean.T * counts / images) @ mean)
         return {
             "count": counts.round().clamp(min=1).where(shown, 0.0).long()[None],
@@ -112,26 +112,28 @@ class ImagePrototypes:
         }
 
 
-_LENGTH_TOLERANCE = 0.01  # kept features are in half precision
-_RARE = 1e-6  # share of classes that a client has never had
+_LENGTH_TOLERANCE = 0.01  # cached features are in half precision
+_RARE = 1e-6  # share that the own prior gives to classes that a client has never had
 
 _ABSENT = -1e6
-"""Logit of classes that no image has shown, beside the least that another may have."""
+"""Offset of the logit of a class without images from the smallest logit that any other class can have."""
 _LEAST_RIDGE = 1e-8
-"""What is added to variances at least: where each class has a single image, they have none."""
+"""Least value that is added to the variances, which are 0 if each class has a single image."""
 
 
 class Statistics(Exchange[Any, Any]):
     """The exchange in which clients send the statistics of a stage that has begun, if any.
 
     Args:
-        first: Whether it is the one before round 1; later ones bring something only where data come in stages.
+        first: Whether the exchange comes before round 1; later ones send statistics only if data come in stages.
     """
 
     name = "statistics"
 
     def __init__(self, first: bool = False) -> None:
-        by_image = ImagePrototypes if first else _nothing_new  # privacy knows no stages
+        by_image = (
+            ImagePrototypes if first else _nothing_new
+        )  # under differential privacy there are no stages
         self.sums = Sums(lambda client: PrototypeSums(), by_image)
 
 
@@ -140,7 +142,7 @@ class PrototypeStatisticsClient(Client):
 
     Args:
         task: A classifier whose encoder is a frozen one without a network of its own (``features.hidden=0``).
-        prior: Class frequencies that a deployed client expects: ``balanced``, all alike, or ``own``, its own.
+        prior: Class frequencies that a deployed client expects: equal ones (``balanced``) or its ``own``.
 
     Raises:
         UserError: If the encoder is trained.
@@ -164,7 +166,7 @@ class PrototypeStatisticsClient(Client):
 
     @property
     def predictors(self) -> Predictors:
-        """The server's classifier; that with the client's own prior is another one, ``prior``."""
+        """The server's classifier, and as head ``prior`` this classifier with the client's own class frequencies."""
         return Predictors(own=False, heads=("prior",))
 
     def receive(self, message: Message) -> None:
@@ -174,14 +176,14 @@ class PrototypeStatisticsClient(Client):
             self.task.classifier.bias.data.copy_(message["bias"][0])
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Predicts with all classes alike frequent, and with the client's frequencies (``prior``)."""
+        """Predicts with equal class frequencies, and with the client's own (``prior``)."""
         with full_precision(self.task.classifier.weight):
             balanced = self.task.predict_step(batch)
         assert balanced.logits is not None
-        shares = (self.own_counts / self.own_counts.sum().clamp(min=1)).clamp(min=_RARE)
-        logits = balanced.logits + shares.log().to(balanced.logits)
-        main = balanced.logits if self.prior == "balanced" else logits
-        return Prediction(uncertainty(main), logits=main, others={"prior": logits})
+        own_prior = (self.own_counts / self.own_counts.sum().clamp(min=1)).clamp(min=_RARE)
+        own_logits = balanced.logits + own_prior.log().to(balanced.logits)
+        logits = balanced.logits if self.prior == "balanced" else own_logits
+        return Prediction(uncertainty(logits), logits=logits, others={"prior": own_logits})
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares a classifier, or none."""
@@ -194,8 +196,8 @@ class PrototypeStatisticsClient(Client):
     def send(self, loader: DataLoader) -> Message:
         """Returns ``count`` [n, K], ``mean`` [n, K, C] and ``within`` [n, C (C + 1) / 2] of the images of a new stage.
 
-        n is 1 in the first message of each stage, and 0 later. ``within`` is the covariance around classes' means. All
-        are of features at length 1.
+        n is 1 in the first message of each stage, and 0 later. ``within`` is the covariance of features around the
+        means of their classes. Features are scaled to length 1.
         """
         classes, channels, stage = self.task.classes, self.task.num_features, self.context.stage
         if self.measured > stage:
@@ -208,12 +210,12 @@ class PrototypeStatisticsClient(Client):
         count = labels.bincount(minlength=classes)
         total = torch.zeros(classes, channels, dtype=torch.float64).index_add_(0, labels, features)
         mean = total / count.clamp(min=1)[:, None]
-        around = features - mean[labels]
+        centred = features - mean[labels]
         self.own_counts = self.own_counts + count
         return {
             "count": count[None],
             "mean": mean.float()[None],
-            "within": upper_triangle(around.T @ around / len(labels)).float()[None],
+            "within": upper_triangle(centred.T @ centred / len(labels)).float()[None],
         }
 
     def upload_spec(self) -> MessageSpec:
@@ -228,7 +230,7 @@ class PrototypeStatisticsClient(Client):
 
 
 class PrototypeStatisticsServer(Server):
-    """The server, which adds statistics up and computes the classifier.
+    """The server, which adds up statistics and computes the classifier.
 
     Args:
         client: A client, for sizes.
@@ -253,18 +255,18 @@ class PrototypeStatisticsServer(Server):
         return self.classifier
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks that the counts are of the client's images, and that the covariance is one."""
+        """Checks that counts add up to the client's images, variances are valid and features have length 1."""
         for count, mean, within in _parts(update.message):
             if int(count.sum()) != update.num_samples:
                 raise UserError(f"the client counts {int(count.sum())} images of its {update.num_samples}")
             check_covariance(within)
-            # Features have length 1: what their means leave of it is their variance.
+            # Squares of the means and variances around them add up to the mean square length of features, which is 1.
             length = float(within.trace() + (count / count.sum()) @ mean.square().sum(1))
             if abs(length - 1) > _LENGTH_TOLERANCE:
                 raise UserError(f"the client's features have a mean square length of {length:.3g}, not 1")
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Adds the statistics up, and computes the classifier if there are new ones."""
+        """Adds up the statistics, and computes the classifier if any are new."""
         for update in updates.values():
             for part in _parts(update.message):
                 self.add(*part)
@@ -274,32 +276,32 @@ class PrototypeStatisticsServer(Server):
     def add(self, count: Tensor, mean: Tensor, within: Tensor) -> None:
         """Adds the statistics of further images: counts [K], means [K, C] and their covariance within classes [C, C].
 
-        The scatter around a mean of two sets exceeds the sum of theirs by ``n_1 n_2 / (n_1 + n_2) d d^T``, with d the
-        distance of their means.
+        The scatter of two sets around their common mean exceeds the sum of their own scatters by
+        ``n_1 n_2 / (n_1 + n_2) d d^T``, with d the difference of their means.
         """
-        both = (self.count + count).clamp(min=1)
-        apart = mean - self.mean
-        between = (apart.T * (self.count * count / both)) @ apart
+        total = (self.count + count).clamp(min=1)
+        difference = mean - self.mean
+        between = (difference.T * (self.count * count / total)) @ difference
         self.scatter = self.scatter + count.sum() * within + between
-        self.mean = self.mean + (count / both)[:, None] * apart
+        self.mean = self.mean + (count / total)[:, None] * difference
         self.count = self.count + count
 
     def learn(self) -> None:
         """Computes linear discriminants ``S^-1 (m_k - m)`` and ``-(m_k - m)^T S^-1 (m_k + m) / 2``.
 
-        S is the covariance within classes, m the mean of the classes' means m_k. All classes are expected alike often.
+        S is the covariance within classes, m the mean of the classes' means m_k. All classes have the same prior.
         """
         within = self.scatter / self.count.sum()
         ridge = (self.shrinkage * within.diagonal().mean()).clamp(min=_LEAST_RIDGE)
         within = within + ridge * torch.eye(len(within), dtype=within.dtype)
         known = self.count > 0
-        # What discriminants have in common decides nothing, and its rounding can be larger than what decides.
-        middle = self.mean[known].mean(0)
-        away = torch.where(known[:, None], self.mean - middle, 0.0)
-        weight = torch.linalg.solve(within, away.T).T
-        bias = -(weight * (self.mean + middle)).sum(1) / 2
-        least = (bias - weight.norm(dim=1))[known].min()  # of features, which have length 1
-        bias = torch.where(known, bias, least + _ABSENT)
+        # The part that all discriminants share is left out: it decides nothing, and its rounding could hide the rest.
+        centre = self.mean[known].mean(0)
+        offsets = torch.where(known[:, None], self.mean - centre, 0.0)
+        weight = torch.linalg.solve(within, offsets.T).T
+        bias = -(weight * (self.mean + centre)).sum(1) / 2
+        least_logit = (bias - weight.norm(dim=1))[known].min()  # over all features of length 1
+        bias = torch.where(known, bias, least_logit + _ABSENT)
         self.classifier = {"weight": weight.float()[None].contiguous(), "bias": bias.float()[None]}
 
 
@@ -325,28 +327,28 @@ def _empty(classes: int, channels: int) -> Message:
 
 
 def _sent(client: PrototypeStatisticsClient, received: Message, sent: Message) -> list[Shown]:
-    """Lists the classes' means in an upload, and the moments of all its features."""
+    """Lists what an upload shows of single images: the means of classes, and the moments of all features."""
     shown, task = list[Shown](), client.task
 
     def features(batch: Mapping[str, Any]) -> Tensor:
         return task(batch) / client.length
 
     for count, mean, within in _parts(sent):
-        held, shares = count > 0, count / count.sum()
+        filled, shares = count > 0, count / count.sum()
         centre = shares @ mean
         between = (mean.T * shares) @ mean - centre.outer(centre)
         shown += [
-            SharedPrototypes(mean[held], held.nonzero().flatten(), features),
+            SharedPrototypes(mean[filled], filled.nonzero().flatten(), features),
             SharedMoments(centre, within + between, lambda batch: features(batch)[:, None].cpu()),
         ]
     return shown
 
 
 def _received(client: PrototypeStatisticsClient, received: Message) -> list[Shown]:
-    """Lists the classifier of all clients, if there is one yet."""
+    """Lists what the server's message shows of single images: the classifier of all clients, if there is one yet."""
     return [SharedModel()] if len(received["weight"]) else []
 
 
 def exchanges(client: PrototypeStatisticsClient) -> Exchanges:
-    """Statistics before round 1; in rounds those of new images."""
+    """Lists statistics before round 1; in rounds those of new images."""
     return Exchanges((Statistics(first=True),), (Statistics(),), evidence=Evidence(_sent, _received))

@@ -15,7 +15,7 @@ from lit_fedad.methods.parts.client_bases import AnchoredClient
 from lit_fedad.methods.parts.functional import trainable
 
 CONTROL = "controls/"
-"""Prefix of controls; version 0.2 sent changes of them under ``control/``, and a site that does is refused."""
+"""Prefix of controls. Sites of version 0.2, which sent changes of controls under ``control/``, are refused by it."""
 
 
 class ScaffoldClient(AnchoredClient):
@@ -55,24 +55,26 @@ class ScaffoldClient(AnchoredClient):
         self._rate = optimizer.param_groups[0]["lr"]
 
     def on_train_end(self) -> None:
-        """Updates the control after S steps: ``c_i+ = c_i - c + (x - y) / (S eta_l)``; after none it stays."""
-        if not self._steps:  # gradients of 16-mixed overflowed in every step
+        """Updates the control after S steps: ``c_i+ = c_i - c + (x - y) / (S eta_l)``; without a step it stays."""
+        if not self._steps:  # with precision 16-mixed gradients can overflow in every step
             self.change = {name: torch.zeros_like(c, device="cpu") for name, c in self.own.items()}
             return
-        travelled = self._steps * self._rate
-        renewed = {}
+        total_rate = self._steps * self._rate
+        new_control = {}
         for name, y in trainable(self.task).items():
-            gradient = (self.anchor[name] - y.detach()) / travelled
-            renewed[name] = self.own[name].to(y) - self.auxiliary[CONTROL + name].to(y) + gradient
-        self.change = {name: (c - self.own[name].to(c)).cpu() for name, c in renewed.items()}
-        self.own = renewed
+            mean_gradient = (self.anchor[name] - y.detach()) / total_rate
+            new_control[name] = self.own[name].to(y) - self.auxiliary[CONTROL + name].to(y) + mean_gradient
+        self.change = {name: (c - self.own[name].to(c)).cpu() for name, c in new_control.items()}
+        self.own = new_control
 
     discloses = (TRAINED_WEIGHTS, summed("mean gradients of the steps of a round"))
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the weights y, and the server's control moved by the change of the client's: ``c + c_i+ - c_i``."""
-        moved = {CONTROL + name: self.auxiliary[CONTROL + name].to(c) + c for name, c in self.change.items()}
-        return {**super().send(loader), **moved}
+        """Returns the weights y, and the server's control plus the change of the client's: ``c + c_i+ - c_i``."""
+        controls = {
+            CONTROL + name: self.auxiliary[CONTROL + name].to(c) + c for name, c in self.change.items()
+        }
+        return {**super().send(loader), **controls}
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares the server's control."""
@@ -102,7 +104,7 @@ class ScaffoldServer(FedAvgServer):
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Sets the number N of clients; the control is their mean, in which those that join have 0."""
+        """Sets the number N of clients; the control is the mean of theirs, to which new clients contribute 0."""
         share = (self.clients or len(sizes)) / len(sizes)
         self.auxiliary = {name: share * control for name, control in self.auxiliary.items()}
         self.clients = len(sizes)
@@ -119,5 +121,5 @@ class ScaffoldServer(FedAvgServer):
 
 
 def exchanges(client: ScaffoldClient) -> Exchanges:
-    """FedAvg's; in their sum all clients have equal weights."""
+    """Lists FedAvg's exchanges; the mean gives all clients equal weights."""
     return with_exchanges(client, rounds=(Train(EQUAL_MEANS),))

@@ -81,12 +81,12 @@ def dynamic_size(name: str) -> dict[str, bool]:
 class TransformerBlocks(nn.Module):
     """Feature maps of chosen blocks of a transformer, each through the model's final normalisation.
 
-    The scale of a block's output grows with its depth; the final normalisation brings all to one, as DINOv2 (arXiv
-    2304.07193) does where its patches are compared.
+    The scale of a block's output grows with its depth. The final normalisation brings all blocks to the same scale, as
+    DINOv2 (arXiv 2304.07193) does for comparisons of patches.
 
     Args:
         model: timm model with ``forward_intermediates``; its blocks behind the last chosen one are removed.
-        layers: Chosen blocks, from 0, in rising order.
+        layers: Numbers of the chosen blocks, from 0, in ascending order.
 
     Raises:
         AssertionError: If there is no such block.
@@ -99,7 +99,7 @@ class TransformerBlocks(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps images [B, 3, H, W] to a map [B, C, H / patch, W / patch] a block."""
+        """Maps images [B, 3, H, W] to one map [B, C, H / patch, W / patch] for each block."""
         maps: list[Tensor] = self.model.forward_intermediates(
             images, indices=self.layers, norm=True, output_fmt="NCHW", intermediates_only=True
         )

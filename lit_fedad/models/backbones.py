@@ -36,25 +36,25 @@ _INSTEAD = (
 
 
 class FeaturePyramid(nn.Module):
-    """A frozen backbone that gives one feature map a layer.
+    """A frozen backbone that computes one feature map for each layer.
 
-    Its parameters need no gradient, it stays in evaluation mode whatever its parent does, and what lies
-    behind the last used layer is not kept.
+    Its parameters need no gradient, it stays in evaluation mode whatever its parent does, and layers behind the last
+    used one are removed.
 
     Args:
         features: timm feature extractor, or blocks of a transformer: images ``[B, 3, H, W]`` to a list of maps
             ``[B, C_l, H_l, W_l]``.
         name: Name of the timm model.
         layers: The used layers, as timm counts them.
-        weights: Weights that were loaded, as `create_backbone` takes them; ``"auto"`` is none.
-        taken: Where they came from.
+        weights: Weights that were loaded, as `create_backbone` takes them, but never ``"auto"``.
+        taken: Origin of the weights, such as ``"own"`` or ``"file:NAME"``.
 
     Attributes:
         channels: C_l of each layer.
         strides: H / H_l of each layer.
         mean, std: Means and standard deviations of the channels by which the model expects images to be normalised.
         fingerprint: SHA-256 over architecture, layers and weights: equal fingerprints, equal features.
-        provenance: Origin of the weights, for the record of a run.
+        provenance: Model, layers, weights and their origin, for the record of a run.
     """
 
     def __init__(self, features: Any, name: str, layers: tuple[int, ...], weights: str, taken: str) -> None:
@@ -73,7 +73,7 @@ class FeaturePyramid(nn.Module):
         self.mean: tuple[float, ...] = tuple(config["mean"])
         self.std: tuple[float, ...] = tuple(config["std"])
         self._fixed_size = bool(config.get("fixed_input_size")) and not dynamic_size(name)
-        # On a CPU the convolutions are up to twice as fast in this layout.
+        # On a CPU convolutions are up to twice as fast with channels last in memory.
         self.features: nn.Module = features.to(memory_format=torch.channels_last)
         self.requires_grad_(False).eval()
 
@@ -84,10 +84,10 @@ class FeaturePyramid(nn.Module):
     # Not inference_mode: its tensors could not enter the graph of a head that is trained on them.
     @torch.no_grad()
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor a layer.
+        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor for each layer.
 
         Raises:
-            UserError: If the model takes no images of this size, such as no multiple of a transformer's patch.
+            UserError: If the model takes no images of this size, which may have to be a multiple of a patch.
         """
         try:
             maps = self.features(images.contiguous(memory_format=torch.channels_last))
@@ -111,21 +111,21 @@ def create_backbone(
     """Creates a frozen feature pyramid from a timm model.
 
     Args:
-        name: timm model, with a tag where one set of its weights is meant (``"wide_resnet50_2.tv_in1k"``).
-        layers: Feature levels as timm counts them, in rising order; for ResNets 0 is the stem, 1 to 4 are the
+        name: timm model; a tag selects one set of its weights (``"wide_resnet50_2.tv_in1k"``).
+        layers: Feature levels as timm counts them, in ascending order. For ResNets 0 is the stem, and 1 to 4 are the
             stages; for transformers they are the blocks, from 0.
         weights: ``"imagenet"`` downloads timm's; ``"lite0"`` and ``"lite2"`` take those of the extra ``weights``, of
             ``tf_efficientnet_lite0`` and ``..._lite2``; ``"own"`` the library's own, of ``resnet10t``; ``"auto"``
-            downloads where it can, and otherwise takes the first of these three that is installed, with its model in
-            place of ``name`` and with a warning; ``"random"`` draws them from ``seed``; anything else is a file: a
-            state dict in ``.pth``, ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
-        seed: Seed of random weights. The global random state is left alone.
+            downloads if it can, and otherwise takes the first of these three that is installed, with its model instead
+            of ``name`` and with a warning; ``"random"`` draws them from ``seed``; anything else is a file: a state dict
+            in ``.pth``, ``.pt`` or ``.safetensors`` that has at least the weights of the used layers.
+        seed: Seed of random weights. The global random state does not change.
 
     Returns:
         The pyramid, on the CPU.
 
     Raises:
-        UserError: If the model or a layer is unknown, or the weights cannot be had or do not fit.
+        UserError: If the model or a layer is unknown, or the weights cannot be read or do not fit.
 
     Example:
         >>> with warnings.catch_warnings(action="ignore"):
@@ -158,7 +158,7 @@ def create_backbone(
 
 
 def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tuple[str, str, Path | None]:
-    """The model and weights that are taken in the end, and timm's file of them if any; warns of substitutes."""
+    """Finds model and weights that are used, and timm's file of weights if there is one; warns of substitutes."""
     if weights in ("imagenet", "auto"):
         try:
             return name, "imagenet", _hub_file(name)
@@ -180,9 +180,9 @@ def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tup
 
 
 def _open_residual_branches(features: nn.Module) -> None:
-    """Sets the normalisation scales that start at zero to one.
+    """Sets normalisation scales that are zero at initialisation to one.
 
-    Training opens these branches bit by bit; frozen random features would never see what is in them.
+    Training increases these scales; in a frozen random network residual branches with scale zero would have no effect.
     """
     for module in features.modules():
         scale = getattr(module, "weight", None)
@@ -191,10 +191,10 @@ def _open_residual_branches(features: nn.Module) -> None:
 
 
 def check_model(name: str, layers: Sequence[int]) -> None:
-    """Checks that timm has a model of this name and tag, and that layers are in rising order.
+    """Checks that timm has a model of this name and tag, and that layers are in ascending order.
 
     Raises:
-        UserError: If not.
+        UserError: If one of these does not hold.
     """
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
@@ -208,7 +208,7 @@ def check_model(name: str, layers: Sequence[int]) -> None:
 
 
 def _check_packaged(name: str, layers: tuple[int, ...], weights: str) -> None:
-    """Refuses what weights that come with a package do not hold."""
+    """Checks that the model and layers are those of the packaged weights."""
     model, last = _PACKAGED[weights]
     if name != model:
         raise UserError(
@@ -220,8 +220,8 @@ def _check_packaged(name: str, layers: tuple[int, ...], weights: str) -> None:
         )
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves out the drawing of weights that a file replaces: most of the time that a wide network takes to build."""
+class _SkipDraws(TorchFunctionMode):
+    """Skips random draws of weights that a file replaces, which take most of the time to build a wide network."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (Tensor.normal_, Tensor.uniform_):
@@ -230,18 +230,18 @@ class _Undrawn(TorchFunctionMode):
 
 
 def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None, drawn: bool) -> Any:
-    """Builds timm's feature extractor, cut behind the last used layer; the global random state stays."""
+    """Builds timm's feature extractor up to the last used layer; the global random state does not change."""
     options: dict[str, Any] = {}
     if hub_file is not None:
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(hub_file)}}
-    with torch.random.fork_rng(devices=[]), contextlib.nullcontext() if drawn else _Undrawn():
+    with torch.random.fork_rng(devices=[]), contextlib.nullcontext() if drawn else _SkipDraws():
         torch.default_generator.manual_seed(seed)
         try:
             if any_size := dynamic_size(name):
                 return TransformerBlocks(timm.create_model(name, **options, **any_size), layers)
             options |= {"features_only": True, "feature_cls": "getter", "out_indices": layers}
             features = timm.create_model(name, **options)
-            _ = features.model.forward_intermediates  # a model registered by a user may lack it
+            _ = features.model.forward_intermediates  # raises for a model of a user that lacks it
             return features
         except safetensors.SafetensorError as error:
             hint = f"({first_line(error)}): delete it, or {_INSTEAD}"
@@ -252,10 +252,10 @@ def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None,
 
 
 def _hub_file(name: str) -> Path:
-    """Returns timm's own weights as a local file, downloaded if need be.
+    """Returns timm's own weights as a local file, downloaded if necessary.
 
     Raises:
-        UserError: If timm has none, or the hub is out of reach, which is noticed within twice the timeout.
+        UserError: If timm has none, or the hub cannot be reached, which takes at most twice the timeout to notice.
     """
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.hf_hub_id:
@@ -280,10 +280,10 @@ def _hub_file(name: str) -> Path:
 
 
 def hub_trouble() -> str | None:
-    """Returns why weights cannot be downloaded now, within `HUB_TIMEOUT`; None where they can.
+    """Returns why weights cannot be downloaded now, within `HUB_TIMEOUT`; None if they can be.
 
-    One request without retries, where the hub's own client goes on for most of a minute. It runs in a thread
-    because no timeout covers the look-up of the host's name.
+    It makes one request without retries, since the hub's own client retries for most of a minute. The request runs in
+    a thread, because no timeout covers the look-up of the host's name.
     """
     if hub.constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
@@ -294,7 +294,7 @@ def hub_trouble() -> str | None:
         try:
             hub.get_session().head(endpoint, timeout=HUB_TIMEOUT)
             reason[0] = None
-        except Exception as error:  # as above
+        except Exception as error:  # errors of the HTTP library, as in `_hub_file`
             reason[0] = f"{endpoint}: {first_line(error)}"
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -304,7 +304,7 @@ def hub_trouble() -> str | None:
 
 
 def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path | str, name: str) -> None:
-    """Loads weights into the pruned timm model; what they hold beyond that must belong to the pruned parts."""
+    """Loads weights into the pruned timm model; any further weights must belong to its pruned parts."""
     needed = model.state_dict()
     for key, value in needed.items():
         if key.endswith("num_batches_tracked"):
@@ -316,7 +316,7 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path | str, na
             raise UserError(f"weights file {path}: {key!r} has shape {shapes}")
     extra = [key for key in state if key not in needed]
     if extra:
-        with torch.random.fork_rng(devices=[]), _Undrawn():
+        with torch.random.fork_rng(devices=[]), _SkipDraws():
             whole = timm.create_model(name).state_dict()
         unknown = [key for key in extra if key not in whole]
         if unknown:
@@ -325,7 +325,7 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path | str, na
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
-    """Reads a state dict, bare or under ``state_dict`` or ``model``."""
+    """Reads a state dict, which is the content of the file or its entry ``state_dict`` or ``model``."""
     if not path.is_file():
         raise UserError(
             f"backbone.weights={path}: no such file; give imagenet, auto, lite0, lite2, own, random or a file"
@@ -334,7 +334,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         with told_forbidden(path):
             if path.suffix == ".safetensors":
                 return safetensors.torch.load_file(path)
-            if zipfile.is_zipfile(path):  # else a file as torch wrote them before version 1.6
+            if zipfile.is_zipfile(path):  # other files have the format of torch before version 1.6
                 check_unpacked(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
@@ -353,7 +353,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _fingerprint(name: str, layers: tuple[int, ...], features: nn.Module) -> str:
-    """Hashes what decides the features; a tag in the name decides nothing beyond the weights."""
+    """Hashes all that determines the features: architecture, layers and weights, but not the tag of the weights."""
     digest = hashlib.sha256(f"{name.partition('.')[0]} {layers}".encode())
     for key, value in features.state_dict().items():
         if not key.endswith("num_batches_tracked"):

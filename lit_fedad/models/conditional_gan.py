@@ -1,7 +1,7 @@
-"""A conditional DCGAN: a generator of images of given labels, and a discriminator that is told the label.
+"""A conditional DCGAN: a generator of images of given labels, and a discriminator that gets the label too.
 
 Layers are those of DCGAN (Radford et al., ICLR 2016): transposed convolutions from a 4 x 4 map, and their mirror image.
-Batch normalisation always uses the batch's own statistics, so that a network is nothing but its weights.
+Batch normalisation always uses the batch's own statistics, so that a network has no state besides its weights.
 """
 
 from collections.abc import Sequence
@@ -13,45 +13,45 @@ from torch.nn import functional as F
 
 from lit_fedad.core.bounds import at_least
 
-_FIRST = 4  # pixels a side of the smallest map
-_SPREAD = 0.02  # standard deviation of initial weights, as in DCGAN
+_FIRST_SIDE = 4  # pixels along a side of the smallest map
+_INITIAL_STD = 0.02  # standard deviation of initial weights, as in DCGAN
 
 
 def canvas(image_size: int) -> int:
     """Returns the smallest of 8, 16, 32, ... pixels that is no smaller than an image's side."""
-    side = 2 * _FIRST
+    side = 2 * _FIRST_SIDE
     while side < image_size:
         side *= 2
     return side
 
 
 def _widths(image_size: int, width: int, section: str) -> list[int]:
-    """Returns the channels of the maps of 4, 8, ... pixels: from ``width``, half as many at each."""
-    doublings = (canvas(image_size) // _FIRST).bit_length() - 1
+    """Returns the channels of the maps of 4, 8, ... pixels: ``width``, then half as many at each doubling."""
+    doublings = (canvas(image_size) // _FIRST_SIDE).bit_length() - 1
     at_least(section, 2 ** (doublings - 1), width=width)
     return [width // 2**step for step in range(doublings)]
 
 
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-        nn.init.normal_(module.weight, std=_SPREAD)
+        nn.init.normal_(module.weight, std=_INITIAL_STD)
 
 
 class ConditionalGenerator(nn.Module):
-    """Generates images of labels from noise, normalised as the task's loaders give them.
+    """Generates images of given labels from noise, normalised like the images of the task's loaders.
 
     Noise is multiplied with an embedding of the label, as in DFRD (Luo et al., NeurIPS 2023). The first map is not
-    normalised. Images that are no power of two a side are cut from the middle of a larger one.
+    normalised. Images whose side is no power of two are cut from the middle of larger ones.
 
     Args:
         classes: Number of classes K.
         image_size: S, the side of the images in pixels.
         channels: Channels of the images.
-        latent: Numbers of noise N.
+        latent: Length N of a noise vector.
         width: Channels of the 4 x 4 map.
         mean: Mean of each channel in [0, 1], by which images are normalised.
         std: Standard deviation of each channel.
-        section: Section of the configuration that has ``latent`` and ``width``, for messages.
+        section: Section of the configuration that has ``latent`` and ``width``, for error messages.
 
     Raises:
         UserError: If a number is too small.
@@ -77,7 +77,7 @@ class ConditionalGenerator(nn.Module):
         self.latent, self.image_size = latent, image_size
         self.embedding = nn.Embedding(classes, latent)
         widths = _widths(image_size, width, section)
-        layers: list[nn.Module] = [nn.ConvTranspose2d(latent, width, _FIRST, bias=False), nn.ReLU()]
+        layers: list[nn.Module] = [nn.ConvTranspose2d(latent, width, _FIRST_SIDE, bias=False), nn.ReLU()]
         for before, after in pairwise(widths):
             layers += [
                 nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False),
@@ -99,7 +99,7 @@ class ConditionalGenerator(nn.Module):
         return noise * self.embedding(labels)
 
     def decode(self, mixed: Tensor) -> Tensor:
-        """Generates normalised images [B, C, S, S] from noise that knows its label [B, N]."""
+        """Generates normalised images [B, C, S, S] from products of noise and label embedding [B, N] (`mixed`)."""
         whole = (self.layers(mixed[:, :, None, None]) + 1) / 2
         first = (whole.shape[-1] - self.image_size) // 2
         last = first + self.image_size
@@ -107,13 +107,13 @@ class ConditionalGenerator(nn.Module):
 
 
 class ConditionalDiscriminator(nn.Module):
-    """Judges whether images are real, given their labels: logits [B], positive for real.
+    """Classifies images as real or generated, given their labels: logits [B], positive for real.
 
-    The label comes as further channels of the image, one for each class, all 1 for the own class and 0 for the others.
+    The label is given as further channels of the image, one for each class: all 1 for its own class, and 0 for others.
 
     Args:
         classes: Number of classes K.
-        image_size: S, the side of the images in pixels; smaller than a power of two, they are framed by zeros.
+        image_size: S, the side of the images in pixels; images whose side is no power of two are padded with zeros.
         channels: Channels of the images.
         width: Channels of the 4 x 4 map.
 
@@ -130,7 +130,7 @@ class ConditionalDiscriminator(nn.Module):
     ) -> None:
         super().__init__()
         at_least("image", 1, size=image_size, channels=channels)
-        self.classes, self.frame = classes, canvas(image_size) - image_size
+        self.classes, self.padding = classes, canvas(image_size) - image_size
         widths = _widths(image_size, width, "method.client")[::-1]
         layers: list[nn.Module] = [
             nn.Conv2d(channels + classes, widths[0], 4, stride=2, padding=1, bias=False),
@@ -142,13 +142,13 @@ class ConditionalDiscriminator(nn.Module):
                 nn.BatchNorm2d(after, track_running_stats=False),
                 nn.LeakyReLU(0.2),
             ]
-        self.layers = nn.Sequential(*layers, nn.Conv2d(width, 1, _FIRST, bias=False), nn.Flatten(0))
+        self.layers = nn.Sequential(*layers, nn.Conv2d(width, 1, _FIRST_SIDE, bias=False), nn.Flatten(0))
         self.layers.apply(_initialise)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Computes logits [B] of normalised images [B, C, S, S] with labels [B]."""
         planes = F.one_hot(labels, self.classes).to(images)[:, :, None, None]
         labelled = torch.cat([images, planes.expand(-1, -1, *images.shape[2:])], 1)
-        before = self.frame // 2
-        after = self.frame - before
+        before = self.padding // 2
+        after = self.padding - before
         return self.layers(F.pad(labelled, (before, after, before, after)))

@@ -1,7 +1,7 @@
 """Random views of whole batches for contrastive learning.
 
-torchvision's v2 transforms draw one set of parameters a call: over a batch every image would get the same crop and the
-same colours, and image by image they are slow. Here each image has parameters of its own and a batch is one call.
+torchvision's v2 transforms draw one set of parameters for each call: on a batch, all images would get the same crop and
+colours, and calls for single images are slow. Here each image has its own parameters, and a batch is one call.
 """
 
 import math
@@ -15,7 +15,7 @@ from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 
 CROP_TRIES = 10
-"""Boxes drawn for an image, of which the first that fits is taken (as torchvision does)."""
+"""Number of boxes drawn for an image; the first that fits is taken, as in torchvision."""
 
 
 def draw_boxes(
@@ -23,8 +23,8 @@ def draw_boxes(
 ) -> Tensor:
     """Draws boxes as torchvision's ``RandomResizedCrop`` does, from torch's global CPU generator.
 
-    Area and logarithm of the aspect ratio are uniform; a box that does not fit is drawn again. Where all tries fail,
-    the sides of the first are cut to the image's.
+    Area and logarithm of the aspect ratio are uniform; a box that does not fit is drawn again. If no try fits, the
+    sides of the first are cut to the image's.
 
     Args:
         count: Number of boxes B.
@@ -59,45 +59,47 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
     Returns:
         Crops [B, C, H, W].
     """
-    places = []
+    coordinates = []
     for length, start, side in zip(images.shape[2:], *boxes.T.float()[:, :, None].split(2), strict=True):
         centres = torch.arange(length, device=images.device) + 0.5
-        # Positions stop at the box's outermost pixels: what lies outside the box must not contribute.
+        # Positions stop at the centres of the box's outermost pixels: pixels outside the box must not contribute.
         inside = (centres * side / length).clamp(min=0.5).minimum(side - 0.5)
-        places.append((2 * (start + inside) - length) / length)
-    rows, columns = places
+        coordinates.append((2 * (start + inside) - length) / length)
+    rows, columns = coordinates
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), dim=3)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
-    """Multiplies images [B, 3, H, W] in [0, 1] by a factor each [B]."""
+    """Multiplies images [B, 3, H, W] in [0, 1], each by its own factor [B]."""
     return (images * factors[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Moves images [B, 3, H, W] in [0, 1] away from their mean grey, by a factor each [B]."""
-    grey = rgb_to_grayscale(images.mean(dim=(2, 3), keepdim=True))  # linear: the mean of the grey image
+    """Scales the difference of images [B, 3, H, W] in [0, 1] from their mean grey, each by its own factor [B]."""
+    grey = rgb_to_grayscale(
+        images.mean(dim=(2, 3), keepdim=True)
+    )  # it is linear: this is the mean of the grey image
     return torch.lerp(grey, images, factors[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Moves images [B, 3, H, W] in [0, 1] away from their grey version, by a factor each [B]."""
+    """Scales the difference of images [B, 3, H, W] in [0, 1] from their grey version, each by its own factor [B]."""
     return torch.lerp(rgb_to_grayscale(images), images, factors[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Shifts the hue of images [B, 3, H, W] in [0, 1] by an amount each [B], 1 being the full circle.
+    """Shifts the hue of images [B, 3, H, W] in [0, 1], each by its own amount [B]; 1 is the full circle.
 
-    Value and chroma, the largest channel and its distance to the smallest, stay as they are.
+    Value (the largest channel) and chroma (its difference from the smallest) stay as they are.
     """
     red, green, blue = images.unbind(dim=1)
     low, high = images.amin(dim=1), images.amax(dim=1)
     chroma = high - low
-    # Hue in sixths of the circle. With channels scaled to a least of 0 and a greatest of 1 it lies 1 + g + b - r from
-    # red, towards green or towards blue: no cases to tell apart, as selections are slow. A grey pixel has no hue, and
-    # its chroma of zero needs none.
+    # Hue in sixths of the circle. With channels scaled to a minimum of 0 and a maximum of 1 its distance from red is
+    # 1 + g + b - r, towards green or towards blue. So no cases are needed, which would be slow. A grey pixel has no
+    # hue, and needs none because its chroma is zero.
     distance = 1 + (green + blue - red - low) / chroma.clamp(min=torch.finfo(chroma.dtype).tiny)
     hue = (torch.copysign(distance, green - blue) + 6 * shifts[:, None, None]).remainder_(6)
     shares = torch.stack([(hue - 3).abs_() - 1, 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_()], dim=1)
@@ -107,8 +109,8 @@ def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
 class ContrastiveViews(nn.Module):
     """One random view of each image: crop, flip, colour jitter and greyscale, as in FADngs (T+) and SimCLR.
 
-    Each image has parameters of its own. They come from torch's global CPU generator whatever the device, so that all
-    devices draw the same views. The four colour adjustments come in a random order, drawn once a batch.
+    Each image has its own parameters. They come from torch's global CPU generator whatever the device, so that all
+    devices draw the same views. The four colour adjustments are applied in a random order, drawn once for a batch.
 
     Args:
         crop_scale: Least and greatest area of the crop, as a share of the image's.
@@ -159,24 +161,24 @@ class ContrastiveViews(nn.Module):
         ]
         order = torch.randperm(4).tolist()
 
-        # The weights of an interpolation sum to 1 but for rounding.
+        # Clamped, because interpolation may leave [0, 1] by rounding.
         views = crop_resize(images.float(), boxes.to(images.device), mirrored.to(images.device)).clamp_(0, 1)
-        # Indices rather than masks: their number is known on the CPU, and no device waits for it.
+        # Indices instead of masks: the CPU knows their number, so that it need not wait for the device.
         chosen = jittered.nonzero()[:, 0]
-        place = chosen.to(images.device)
-        coloured = views[place]
+        index = chosen.to(images.device)
+        coloured = views[index]
         for adjust, amounts in (adjustments[number] for number in order):
             coloured = adjust(coloured, amounts[chosen].to(images.device))
-        views[place] = coloured
-        place = grey.nonzero()[:, 0].to(images.device)
-        views[place] = rgb_to_grayscale(views[place], num_output_channels=3)
+        views[index] = coloured
+        index = grey.nonzero()[:, 0].to(images.device)
+        views[index] = rgb_to_grayscale(views[index], num_output_channels=3)
         return views
 
 
 def kept_turns(views: int) -> tuple[int, ...]:
-    """Returns the rotation of every view that is kept of an image, in quarter turns.
+    """Returns the rotation of every cached view of an image, in quarter turns.
 
-    A quarter of the views, rounded down, shows each rotation; the others show the image as it stands.
+    A quarter of the views, rounded down, shows each of the three rotations; the others are not rotated.
 
     Raises:
         UserError: If there are fewer than five views.

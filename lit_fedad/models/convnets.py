@@ -15,9 +15,9 @@ from lit_fedad.core.errors import UserError
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation whose running statistics ignore a batch of one image.
 
-    Last batches of one image are common among small clients. Such an image is normalised over its own positions, and
-    the running statistics, which every prediction uses, do not move towards it. Where its map is 1x1, for which torch
-    raises an error, the running statistics normalise it.
+    Small clients often have a last batch of one image. Such an image is normalised over its own positions, and the
+    running statistics, which every prediction uses, do not move towards it. If its map is 1x1, for which torch raises
+    an error, the running statistics normalise it.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
@@ -35,7 +35,7 @@ class ConvNet(nn.Sequential):
     """Three blocks of convolution, norm, ReLU and average pooling: images [B, inputs, S, S] to features [B, C].
 
     The encoder of FedVCK's ConvNet (batch norm there) and of data set distillation (Zhao et al. 2021; instance norm).
-    Images of 28 pixels are padded to 32, so that their last map is 4x4 as well.
+    Images of 28 pixels are padded to 32, so that their last map is 4x4 too.
 
     Args:
         image_size: S, the side of the images in pixels.
@@ -54,7 +54,7 @@ class ConvNet(nn.Sequential):
         channels: int = 128,
         inputs: int = 3,
     ) -> None:
-        at_least("encoder", 8, image_size=image_size)  # three halvings
+        at_least("encoder", 8, image_size=image_size)  # the side is halved three times
         at_least("encoder", 1, channels=channels, inputs=inputs)
         padding = 3 if image_size == 28 else 1
         layers: list[nn.Module] = []
@@ -147,8 +147,8 @@ def first_side(image_size: int) -> int:
 class Decoder(nn.Sequential):
     """Residual upsampling blocks: latent vectors [B, latent] to images [B, 3, S, S] in [0, 1].
 
-    A linear layer gives the first map, of side 4 to 7; each block doubles the side and halves the channels. Of the
-    decoder of FADngs' autoencoder only "residual upsampling blocks, sigmoid" is known: widths are our choice.
+    A linear layer computes the first map, of side 4 to 7; each block doubles the side and halves the channels. The
+    FADngs paper says of its autoencoder's decoder only "residual upsampling blocks, sigmoid": widths are our choice.
 
     Args:
         latent: Length of the latent vector.
@@ -156,7 +156,7 @@ class Decoder(nn.Sequential):
         channels: Channels of the first map; blocks have at least 16.
 
     Raises:
-        UserError: If the image size is none that the decoder can reach.
+        UserError: If doubling cannot reach the image size.
     """
 
     def __init__(self, latent: int, image_size: int, channels: int = 256) -> None:
@@ -187,8 +187,8 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 class LeNet(nn.Sequential):
     """Three blocks of a 5x5 convolution, norm, leaky ReLU and max-pooling: images to features [B, C].
 
-    The encoder of Deep SVDD for CIFAR-10 (Ruff et al., ICML 2018). Nothing in it adds a constant, neither a bias nor an
-    affine normalisation: with one, all images could be mapped to the centre.
+    This is the encoder of Deep SVDD for CIFAR-10 (Ruff et al., ICML 2018). It has neither biases nor affine
+    normalisation: with such constants, all images could be mapped to the centre.
 
     Args:
         image_size: S, the side of the images in pixels; a multiple of 8.
@@ -227,7 +227,7 @@ class LeNetDecoder(nn.Sequential):
     Args:
         latent: Length of the latent vectors.
         image_size: S, the side of the images in pixels; a multiple of 8.
-        channels: Channels of the last block but one, as of the first block of `LeNet`.
+        channels: Channels before the output layer, as many as in the first block of `LeNet`.
     """
 
     def __init__(self, latent: int, image_size: int, channels: int = 32) -> None:
@@ -253,7 +253,7 @@ class LeNetDecoder(nn.Sequential):
 def contrast_normalised(pixels: Tensor) -> Tensor:
     """Subtracts the mean of each image [B, C, S, S], and divides by its mean absolute deviation: global normalisation.
 
-    Images of one colour are nearly zero.
+    The divisor is at least 1e-3, so that images of a single colour become nearly zero.
     """
     centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
     return centred / centred.abs().mean((1, 2, 3), keepdim=True).clamp(min=1e-3)

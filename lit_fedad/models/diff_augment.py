@@ -21,7 +21,7 @@ class Draw(NamedTuple):
 
 
 def draw(groups: int, generator: torch.Generator | None = None) -> Draw:
-    """Draws one operation a group, each as likely as any other.
+    """Draws one operation for each group, all equally likely.
 
     Args:
         groups: Number of groups G.
@@ -34,15 +34,15 @@ def draw(groups: int, generator: torch.Generator | None = None) -> Draw:
 def diff_augment(images: Tensor, drawn: Draw, group: Tensor) -> Tensor:
     """Changes the images of a group in the same way, differentiably.
 
-    One of six operations, with the strengths of data set condensation. Sizes are rounded to whole pixels; pixels
-    from beyond the border, or cut out, are zero (of normalised images: the mean colour).
+    It applies one of six operations, with the strengths of data set condensation. Sizes are rounded to whole pixels;
+    pixels from beyond the border, or cut out, are zero (the mean colour of normalised images).
 
     - colour: brightness, a number of -0.5 to 0.5 added; then saturation, a factor of 0 to 2 about each pixel's mean
       over channels; then contrast, a factor of 0.5 to 1.5 about the image's mean.
     - crop: a shift of up to an eighth of the side in each direction.
-    - cutout: a square of half the side is blanked. Its centre is uniform, so that it may stand out of the image.
+    - cutout: a square of half the side is set to zero. Its centre is uniform, so that it may extend beyond the image.
     - flip: the image is mirrored with probability 0.5.
-    - scale: width and height change apart; the ratio of the visible window to the image is 1/1.2 to 1.2.
+    - scale: width and height change independently; the ratio of the visible window to the image is 1/1.2 to 1.2.
     - rotate: by -15 to 15 degrees.
 
     Args:
@@ -62,8 +62,8 @@ def diff_augment(images: Tensor, drawn: Draw, group: Tensor) -> Tensor:
     sizes = operation.bincount(minlength=len(OPERATIONS)).tolist()
     numbers = drawn.numbers[group[order]].to(images)
     parts = zip(OPERATIONS, images[order.to(images.device)].split(sizes), numbers.split(sizes), strict=True)
-    done = torch.cat([operate(part, chance) for operate, part, chance in parts if len(part)])
-    return done[order.argsort().to(images.device)]
+    augmented = torch.cat([operate(part, part_numbers) for operate, part, part_numbers in parts if len(part)])
+    return augmented[order.argsort().to(images.device)]
 
 
 def _colour(images: Tensor, numbers: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ def _crop(images: Tensor, numbers: Tensor) -> Tensor:
     padded = F.pad(images, [across, across, down, down])
     rows = (numbers[:, :1] * (2 * down + 1)).long() + torch.arange(height, device=images.device)
     columns = (numbers[:, 1:2] * (2 * across + 1)).long() + torch.arange(width, device=images.device)
-    places = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
-    return padded.flatten(2).gather(2, places.view(count, 1, -1).expand(-1, channels, -1)).view_as(images)
+    pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+    return padded.flatten(2).gather(2, pixels.view(count, 1, -1).expand(-1, channels, -1)).view_as(images)
 
 
 def _cutout(images: Tensor, numbers: Tensor) -> Tensor:
@@ -90,11 +90,11 @@ def _cutout(images: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _cut(side: int, number: Tensor) -> Tensor:
-    """Which of a side's pixels lie in the square, [B, side]."""
+    """Returns which pixels along a side lie in the square, bool [B, side]."""
     square = (side + 1) // 2
     first = (number * (side + 1 - square % 2)).floor() - square // 2
-    place = torch.arange(side, device=number.device)
-    return (first <= place) & (place < first + square)
+    pixel = torch.arange(side, device=number.device)
+    return (first <= pixel) & (pixel < first + square)
 
 
 def _flip(images: Tensor, numbers: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def _rotate(images: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _resample(images: Tensor, windows: Tensor) -> Tensor:
-    """Looks through windows, linear maps [B, 2, 2] of coordinates (x, y) about the centre, bilinearly."""
+    """Resamples images bilinearly through windows: linear maps [B, 2, 2] of coordinates (x, y) about the centre."""
     grid = F.affine_grid(F.pad(windows, [0, 1]), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)
 

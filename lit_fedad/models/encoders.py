@@ -1,4 +1,4 @@
-"""What a task trains: an encoder of pixels, or a residual network on the features of a frozen backbone."""
+"""Encoders that tasks train: a network on pixels, or a residual network on the features of a frozen backbone."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,12 @@ from lit_fedad.models.contrastive_views import kept_turns
 class FrozenEncoder(nn.Module):
     """Frozen features of an image, and a trainable residual network on them.
 
-    The features are the means of the maps of all layers of the backbone, joined and scaled to one length, the root of
-    their number: the mean square of each is 1, as of features that were learnt. At length 1 biases outweigh them, the
-    gradient of a linear head is C times smaller, and the softmax of their coordinates is uniform. The network adds to
-    them what it has learnt, which is nothing before training: the encoder begins as the frozen features. With
-    ``unit_length`` off, which a task may choose (PANDA), features and what the network adds stay as they come.
+    The features are the means of the maps of all layers of the backbone, concatenated and scaled to the same length,
+    the root of their number C. So each has a mean square of 1, like features that a network learns. At length 1 biases
+    would outweigh them, the gradient of a linear head would be C times smaller, and the softmax of their coordinates
+    would be uniform. The network adds its output to the features. Before training this output is zero, so that the
+    encoder begins as the frozen features. A task may turn ``unit_length`` off (PANDA): then neither the features nor
+    their sum with the output are scaled.
 
     Args:
         backbone: The frozen backbone.
@@ -35,7 +36,7 @@ class FrozenEncoder(nn.Module):
         num_features: Channels C of all layers together.
         length: Length of the encoder's features, the root of C.
         unit_length: Whether features are scaled.
-        turns: Rotation of every view that is computed once, in quarter turns.
+        turns: Rotation of every cached view, in quarter turns.
 
     Raises:
         UserError: If a size is out of range.
@@ -66,7 +67,7 @@ class FrozenEncoder(nn.Module):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
             self.network = nn.Sequential(nn.Linear(self.num_features, hidden), nn.ReLU(), last)
-        # Pixels as the backbone sees them are (x std + mean - its mean) / its std of pixels x as the data set has them.
+        # The backbone expects (x std + mean - its mean) / its std, with x the normalised pixels of the data set.
         expected = torch.tensor(backbone.mean).view(-1, 1, 1), torch.tensor(backbone.std).view(-1, 1, 1)
         given = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
         self.register_buffer("pixel_mean", (expected[0] - given[0]) / given[1], persistent=False)
@@ -79,7 +80,7 @@ class FrozenEncoder(nn.Module):
         square = (self.size, self.size)
         if pixels.shape[2:] != square:
             pixels = F.interpolate(pixels, size=square, mode="bilinear", align_corners=False, antialias=True)
-        with full_precision(pixels):  # as features that are kept are computed
+        with full_precision(pixels):  # cached features are computed in full precision too
             maps = self.backbone(pixels)
         pooled = torch.cat([features.float().mean((2, 3)) for features in maps], dim=1)
         return F.normalize(pooled, dim=1) if self.unit_length else pooled
@@ -96,10 +97,14 @@ class FrozenEncoder(nn.Module):
 
 
 def refuse_frozen(encoder: nn.Module, why: str) -> None:
-    """Refuses an encoder that sees no pixels, where images are made or changed; says what needs them.
+    """Refuses a frozen encoder, through which a method cannot compute gradients for pixels.
+
+    Args:
+        encoder: The encoder.
+        why: What needs pixels, for the error message.
 
     Raises:
-        UserError: If it is a `FrozenEncoder`.
+        UserError: If the encoder is a `FrozenEncoder`.
     """
     if isinstance(encoder, FrozenEncoder):
         raise UserError(f"{why}: give features=train")
@@ -112,9 +117,9 @@ def trained_encoder(
 
     Args:
         network: The network.
-        freeze_normalisation: Whether its batch normalisation keeps the statistics and the affine weights that it begins
-            with, or that ``start`` loads: they follow neither a client's images nor a server's public ones.
-        length: Length that features are scaled to; None where they stay as the network gives them.
+        freeze_normalisation: Whether its batch normalisation keeps its initial statistics and affine weights, or those
+            that ``start`` loads; neither a client's images nor a server's public images change them then.
+        length: Length to which features are scaled; None for no scaling.
 
     Raises:
         UserError: If the length is not positive.
@@ -125,7 +130,7 @@ def trained_encoder(
 
 
 class FixedLength(nn.Module):
-    """A network whose features are scaled to one length."""
+    """A network whose features are scaled to a fixed length."""
 
     def __init__(self, network: nn.Module, length: float) -> None:
         super().__init__()
@@ -133,5 +138,5 @@ class FixedLength(nn.Module):
         self.num_features = network.num_features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Computes features [B, C] of the length."""
+        """Computes features [B, C], scaled to the length."""
         return self.length * F.normalize(self.network(images), dim=1)

@@ -1,6 +1,6 @@
 """Large images for a frozen backbone: seen tile by tile, or in several sizes.
 
-Whole objects show in a small image, small defects in a large one.
+A small image shows whole objects, a large one small defects.
 """
 
 import hashlib
@@ -17,28 +17,28 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import FeaturePyramid
 
 PIXELS_AT_ONCE = 2**20
-"""Pixels of all tiles that the backbone sees in one call, but at least one tile: what bounds its memory."""
+"""Number of pixels of all tiles in one call of the backbone, or one tile if that has more; it bounds the memory."""
 
 LARGE = 256
-"""Pixels along the short side from which on an image is seen in several sizes, where none are asked for."""
+"""Short side in pixels from which on an image is seen in several sizes by default."""
 
 USUAL_SCALES = 2
-"""Sizes of such an image: whole and half."""
+"""Number of sizes of such an image by default: whole and half."""
 
 SMALLEST = 32
-"""Pixels along the short side of the smallest size."""
+"""Fewest pixels along the short side of the smallest size."""
 
 
 class _OtherView(nn.Module):
-    """A frozen backbone that sees images in another way than whole; stands in for a `FeaturePyramid`.
+    """The base of frozen backbones that do not only see whole images; they can replace a `FeaturePyramid`.
 
     Args:
         backbone: The backbone.
-        view: How it sees them, for the fingerprint.
+        view: Description of how it sees images, for the fingerprint.
 
     Attributes:
         channels, strides, mean, std, provenance: Those of the backbone.
-        fingerprint: The backbone's and the view's.
+        fingerprint: SHA-256 over the backbone's fingerprint and the view.
     """
 
     def __init__(self, backbone: FeaturePyramid, view: str) -> None:
@@ -53,17 +53,17 @@ class _OtherView(nn.Module):
 class TiledPyramid(_OtherView):
     """A frozen backbone that sees large images as overlapping tiles.
 
-    Tiles lie evenly over the image and overlap by at least ``overlap`` pixels. Where several tiles cover a position,
-    its features are their mean, weighted by the distance to the edge of each tile: the edge, where features depend on
-    what the backbone pads its input with, counts least, and no seam remains. Whatever follows sees one map a layer, as
-    of a backbone that sees the whole image.
+    Tiles lie evenly over the image and overlap by at least ``overlap`` pixels. If several tiles cover a position, its
+    features are their mean, weighted by the distance to the edge of each tile. At the edge features depend on the
+    padding of the backbone's input: there they count least, and no seam remains. The output is one map for each layer,
+    as if the backbone saw the whole image.
 
     Args:
         backbone: The backbone.
         size: Height and width of the images in pixels.
         tile: Side of the tiles in pixels.
-        overlap: Pixels that neighbouring tiles share at least; None for a quarter of the tile, rounded to what the
-            backbone needs.
+        overlap: Fewest pixels that neighbouring tiles share; None for a quarter of the tile, rounded down to a multiple
+            of the backbone's largest stride.
 
     Attributes:
         count: Number of tiles of an image.
@@ -98,14 +98,14 @@ class TiledPyramid(_OtherView):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor a layer."""
-        if torch.compiler.is_exporting():  # the graph must not depend on how many images there are
+        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor for each layer."""
+        if torch.compiler.is_exporting():  # the graph must not depend on the number of images
             return self._join([self.backbone(self._cut(images))])
-        single = [
+        by_image = [
             self._join([self.backbone(tiles) for tiles in self._cut(image).split(self.at_once)])
             for image in images.split(1)
         ]
-        return [torch.cat(layers) for layers in zip(*single, strict=True)]
+        return [torch.cat(layers) for layers in zip(*by_image, strict=True)]
 
     def _cut(self, images: Tensor) -> Tensor:
         """Cuts images [B, 3, H, W] into tiles [B * count, 3, tile, tile]."""
@@ -114,7 +114,7 @@ class TiledPyramid(_OtherView):
         return pieces.movedim((2, 4), (1, 2)).flatten(0, 2)
 
     def _join(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Joins the features of all tiles of some images, given in parts, to maps [B, C_l, H_l, W_l]."""
+        """Joins the features of all tiles of some images, given in batches of tiles, to maps [B, C_l, H_l, W_l]."""
         joined = []
         for layers, sides in zip(zip(*parts, strict=True), self.cells, strict=True):
             rows, columns = cast("_Sides", sides)
@@ -125,12 +125,12 @@ class TiledPyramid(_OtherView):
 
 
 class _Pieces(nn.Module):
-    """One side of an image, as overlapping pieces.
+    """One side of an image, divided into overlapping pieces.
 
     Args:
         length: Length of the side.
         piece: Length of the pieces.
-        starts: Where each piece begins, ascending; together they cover the side.
+        starts: Start of each piece, ascending; together the pieces cover the side.
     """
 
     inside: Tensor
@@ -143,22 +143,23 @@ class _Pieces(nn.Module):
         within = torch.arange(length) - torch.tensor(starts)[:, None]  # [pieces, length]
         covers = (within >= 0) & (within < piece)
         edge = torch.minimum(within + 0.5, piece - 0.5 - within).where(covers, 0.0)
-        # The pieces at every position by their share of it; where others have more pieces, the last have none.
+        # The pieces at every position, sorted by their share. All positions have as many entries as the one that most
+        # pieces cover; further entries have a share of 0.
         share, order = (edge / edge.sum(0)).sort(dim=0, descending=True, stable=True)
-        most = int(covers.sum(0).max())
+        max_covers = int(covers.sum(0).max())
         places = order * piece + within.gather(0, order).clamp(0, piece - 1)
         self.register_buffer(
             "inside", torch.cat([start + torch.arange(piece) for start in starts]), persistent=False
         )
-        self.register_buffer("places", places[:most], persistent=False)
-        self.register_buffer("share", share[:most], persistent=False)
+        self.register_buffer("places", places[:max_covers], persistent=False)
+        self.register_buffer("share", share[:max_covers], persistent=False)
 
     def cut(self, values: Tensor, dim: int) -> Tensor:
-        """Cuts a dimension of this length into two: pieces, and positions within them."""
+        """Cuts a dimension of the side's length into two: pieces, and positions within them."""
         return values.index_select(dim, self.inside).unflatten(dim, (self.number, -1))
 
     def join(self, pieces: Tensor, dim: int) -> Tensor:
-        """Joins two dimensions, pieces and positions within them, to one of this length."""
+        """Joins two dimensions, pieces and positions within them, to one of the side's length."""
         flat = pieces.flatten(dim, dim + 1)
         shape = [-1 if at == dim else 1 for at in range(flat.ndim)]
         return reduce(
@@ -174,7 +175,7 @@ _Sides = tuple[_Pieces, _Pieces]
 
 
 def _starts(side: int, tile: int, overlap: int, unit: int) -> list[int]:
-    """Returns where tiles begin: evenly over the side, at multiples of the unit, the last flush with its end."""
+    """Returns the starts of tiles: evenly over the side, at multiples of ``unit``; the last tile ends with the side."""
     steps = math.ceil((side - tile) / (tile - overlap))
     return [(side - tile) // unit * step // steps * unit for step in range(steps + 1)] if steps else [0]
 
@@ -197,11 +198,11 @@ def _check(size: tuple[int, int], tile: int, overlap: int, unit: int) -> None:
 
 
 class ScaledPyramid(_OtherView):
-    """A frozen backbone that sees an image whole, and halved again and again.
+    """A frozen backbone that sees an image in its whole size, half of it, a quarter of it, and so on.
 
     Args:
         backbone: The backbone.
-        scales: Number of sizes, the whole image among them; the provenance names it.
+        scales: Number of sizes, including the whole; the provenance contains it.
     """
 
     def __init__(self, backbone: FeaturePyramid, scales: int) -> None:
@@ -210,18 +211,18 @@ class ScaledPyramid(_OtherView):
         self.provenance = {**backbone.provenance, "scales": scales}
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]`` of all layers, a size after the other."""
+        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]`` of all layers, size by size."""
         return self._of_each_size(self.backbone, images)
 
     def features(self, images: Tensor) -> list[Tensor]:
-        """Computes the same with gradients for the images."""
+        """Computes the features of `forward`, with gradients for the images."""
         return self._of_each_size(self.backbone.features, images)
 
-    def _of_each_size(self, see: Callable[[Tensor], list[Tensor]], images: Tensor) -> list[Tensor]:
-        maps = [*see(images)]
+    def _of_each_size(self, encode: Callable[[Tensor], list[Tensor]], images: Tensor) -> list[Tensor]:
+        maps = [*encode(images)]
         for _ in range(1, self.scales):
             images = F.avg_pool2d(images, 2)
-            maps += see(images)
+            maps += encode(images)
         return maps
 
 
@@ -230,20 +231,20 @@ Backbone = FeaturePyramid | TiledPyramid | ScaledPyramid
 
 
 def at_scales(backbone: Backbone, scales: int | None, size: tuple[int, int]) -> Backbone:
-    """Returns a backbone that sees images in so many sizes, of one that sees them in any number.
+    """Returns a backbone that sees images in a given number of sizes.
 
     Args:
-        backbone: The backbone.
-        scales: Number of sizes; None for `USUAL_SCALES` from `LARGE` pixels on, but one in tiles, and for backbones of
-            one stride, such as transformers, whose layers all see the whole image.
+        backbone: A backbone that sees images in any number of sizes.
+        scales: Number of sizes. None for `USUAL_SCALES` from `LARGE` pixels on, but for one size in tiles, and with
+            backbones of a single stride, such as transformers, whose layers all see the whole image.
         size: Height and width of the images in pixels.
 
     Raises:
-        UserError: If images are too small for so many, or seen in tiles.
+        UserError: If images are too small for so many sizes, or are seen in tiles.
     """
     single = backbone.backbone if isinstance(backbone, ScaledPyramid) else backbone
     if scales is None:
-        strides = set(getattr(single, "strides", ()))  # a backbone of a user's own need not say any
+        strides = set(getattr(single, "strides", ()))  # a user's own backbone may have no such attribute
         whole = not isinstance(single, TiledPyramid) and len(strides) > 1
         scales = USUAL_SCALES if whole and min(size) >= LARGE else 1
     if scales == 1:

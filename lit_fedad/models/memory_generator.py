@@ -10,8 +10,8 @@ from lit_fedad.core.bounds import at_least
 class MemoryGenerator(nn.Module):
     """Trainable head from frozen patch features to memory features.
 
-    Every layer is a 1x1 convolution, hence a linear map of single patches: patches are rows, their places on the
-    feature map come as coordinates. With ``projection`` and ``generator`` and without ``residual`` this is the
+    Every layer is a 1x1 convolution, hence a linear map of single patches: patches are rows, and their places on the
+    feature map are given as coordinates. With ``projection`` and ``generator`` and without ``residual`` this is the
     paper's network: 13,887,746 parameters at 1,792 channels.
 
     Args:
@@ -67,7 +67,7 @@ class MemoryGenerator(nn.Module):
         return rows + generated if self.residual else generated
 
     def _adds_nothing(self) -> bool:
-        """Whether the last layer is zero, as before training, so that features may pass as they are."""
+        """Returns whether the last layer is zero, as before training: then the head is the identity."""
         if not self.residual or self.out is None or torch.is_grad_enabled() or torch.compiler.is_exporting():
             return False
         return not (self.out.weight.any() or self.out.bias.any())
@@ -85,11 +85,11 @@ class MemoryGenerator(nn.Module):
             hidden = self._after_coord_conv(projected, places, self.phi_1.weight, self.phi_1.bias)
             merged = self._after_coord_conv(projected, places, weight_coord, self.out.bias)
         where = torch.tanh(self.phi_2(hidden.tanh_()))
-        # Sampling is linear: the output layer may act on the few grid points instead of on every sample.
+        # Sampling is linear: the output layer is applied to the few grid points instead of every sample.
         return merged + sample_grid(torch.einsum("oc,chw->ohw", weight_grid, self.grid), where)
 
     def _after_coord_conv(self, projected: Tensor, places: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """A linear layer behind the CoordConv, the two folded into one: the same map at half the cost."""
+        """Computes a linear layer behind the CoordConv; both are folded into one, the same map at half the cost."""
         folded = weight @ self.coord_conv.weight
         shift = weight @ self.coord_conv.bias + bias
         return torch.addmm(F.linear(projected, folded[:, :-2], shift), places, folded[:, -2:].T)
@@ -109,7 +109,7 @@ def sample_grid(grid: Tensor, where: Tensor) -> Tensor:
     _, height, width = grid.shape
     x = (where[:, 0] + 1) / 2 * (width - 1)
     y = (where[:, 1] + 1) / 2 * (height - 1)
-    # Where training has diverged, samples are NaN, too; places must stay within the grid.
+    # After training has diverged, samples may be NaN; indices must stay within the grid even then.
     left = x.detach().nan_to_num().floor().clamp(0, max(width - 2, 0))
     top = y.detach().nan_to_num().floor().clamp(0, max(height - 2, 0))
     dx, dy = x - left, y - top

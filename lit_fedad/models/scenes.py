@@ -1,4 +1,4 @@
-"""Draws training images: textured bodies on textured ground, in two views of the same scene."""
+"""Random training images: textured bodies on textured ground, in two views of the same scene."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fedad.contracts.randomness import derive_seed
 
 
 class Dials:
-    """Random parameters of a family's formula: each call draws another one, with a value for each tile [n, 1, 1].
+    """Random parameters of a texture family's formula: each call draws a parameter, one value for each tile [n, 1, 1].
 
     Args:
         tiles: Number of tiles n.
@@ -89,11 +89,11 @@ def clouds(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
 
 
 def swirls(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
-    """Draws fractal noise at places that other noise has moved."""
+    """Draws fractal noise at coordinates that other noise has displaced."""
     frequency, pull = dials.log(0.02, 0.1), dials.even(0.5, 4)
     u, v = x * frequency, y * frequency
-    moved = u + pull * smooth_noise(u, v, dials.seed()), v + pull * smooth_noise(u, v, dials.seed())
-    noise = fractal_noise(*moved, dials.seed(), dials.even(0.3, 0.7), octaves=3)
+    displaced = u + pull * smooth_noise(u, v, dials.seed()), v + pull * smooth_noise(u, v, dials.seed())
+    noise = fractal_noise(*displaced, dials.seed(), dials.even(0.3, 0.7), octaves=3)
     return (0.5 + dials.even(1.5, 6) * (noise - 0.5)).clamp(0, 1)
 
 
@@ -172,7 +172,7 @@ FAMILIES: tuple[Family, ...] = (clouds, swirls, cells, stripes, lattice, strokes
 
 
 def draw_textures(tiles: int, size: int, generator: torch.Generator) -> Tensor:
-    """Draws tiles in [0, 1] [tiles, 3, size, size]: families in turn, each turned, scaled and coloured at random."""
+    """Draws tiles in [0, 1] [tiles, 3, size, size] of all families in turn, rotated, scaled and coloured at random."""
     drawn = torch.empty(tiles, size, size, device=generator.device)
     for number, family in enumerate(FAMILIES):
         part = drawn[number :: len(FAMILIES)]
@@ -188,7 +188,7 @@ def draw_textures(tiles: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _places(size: int, dials: Dials) -> tuple[Tensor, Tensor]:
-    """Computes column and row of every pixel in a turned, scaled and moved plane."""
+    """Computes column and row of every pixel in a plane that is rotated, scaled and shifted at random."""
     angle, zoom = dials.even(0, 2 * math.pi), dials.log(0.8, 1.25)
     side = torch.arange(size, device=angle.device) - size / 2
     x, y = zoom * side, zoom * side[:, None]
@@ -199,7 +199,7 @@ def _places(size: int, dials: Dials) -> tuple[Tensor, Tensor]:
 
 
 def _coloured(field: Tensor, generator: torch.Generator) -> Tensor:
-    """Colours a field by three random colours, for dark, middle and bright places."""
+    """Colours a field by three random colours, for low, middle and high values."""
     stops = torch.rand(3, len(field), 3, 1, 1, generator=generator, device=field.device)
     level = 2 * field[:, None]
     return torch.where(
@@ -208,7 +208,7 @@ def _coloured(field: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _neighbourhood(u: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Lists the lattice cells of a place and around it."""
+    """Yields column and row of the lattice cell of each pixel, and of its eight neighbours."""
     column, row = u.floor().long(), v.floor().long()
     for right in (-1, 0, 1):
         for down in (-1, 0, 1):
@@ -216,7 +216,7 @@ def _neighbourhood(u: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _soft_step(value: Tensor, slope: float | Tensor) -> Tensor:
-    """Computes a ramp from 0 below zero to 1 above."""
+    """Computes a ramp from 0 for negative to 1 for positive values, which is 0.5 at 0."""
     return (slope * value + 0.5).clamp(0, 1)
 
 
@@ -226,13 +226,13 @@ Shift = tuple[int, int]
 
 @dataclass(frozen=True)
 class Scenes:
-    """An endless stream of scenes, each batch a function of the seed and its number.
+    """An endless stream of scenes; each batch depends only on the seed and its number.
 
     Args:
         size: Side of the pictures in pixels.
-        scenes: Scenes a batch.
-        bodies: Bodies in a scene.
-        textures: Textures drawn for a batch; scenes show different parts of the same ones.
+        scenes: Number of scenes in a batch.
+        bodies: Number of bodies in a scene.
+        textures: Number of textures drawn for a batch; scenes show different parts of the same textures.
         shift: Largest shift between two views, in pixels.
         lighting: Strength of the differences in brightness and colour between two views.
         seed: Seed of the stream.
@@ -253,7 +253,7 @@ class Scenes:
 
         Args:
             batch: Number of the batch.
-            device: Where to draw; the numbers of a CPU and of a GPU differ.
+            device: Device that draws; a CPU and a GPU draw different numbers.
 
         Returns:
             Two views, in [0, 1] [scenes, 3, size, size] each, and the shift between them.
@@ -278,7 +278,7 @@ class Scenes:
         return scene
 
     def _layers(self, side: int, generator: torch.Generator) -> Tensor:
-        """Cuts out parts of textures, some of them greyish, at random brightness and contrast."""
+        """Cuts parts out of textures, some of them greyish, at random brightness and contrast."""
         number, spare = self.scenes * (self.bodies + 1), 32
         tiles = draw_textures(self.textures, side + spare, generator)
         which, left, top = (
@@ -306,7 +306,7 @@ class Scenes:
         picture = _blurred(picture, 0.25 * float(torch.rand((), generator=generator, device=picture.device)))
         noise = torch.randn(picture.shape, generator=generator, device=picture.device)
         picture = picture + _even(number, 0, 0.04, generator) * noise
-        # Features must not live on colour alone: many real pictures have none.
+        # Some pictures are grey, so that features do not depend on colour alone, which many real pictures lack.
         grey = _even(number, 0, 1, generator) < 0.3
         return torch.where(grey, picture.mean(1, keepdim=True), picture).clamp(0, 1)
 

@@ -17,24 +17,25 @@ from lit_fedad.tasks.patches import AnomalyMap, PatchTask, sample_patches
 class FeatureAutoencoder(PatchTask):
     """An autoencoder of standardised frozen features, whose squared error is the score.
 
-    On a grid it reconstructs every patch, and draws the errors as a map. On a grid of one patch (``grid=1``) it
-    reconstructs the pooled features of whole images, as `FrozenEncoder` gives them, and localises nothing.
+    On a grid it reconstructs the features of every patch, and draws the errors as a map. On a grid of one patch
+    (``grid=1``) it reconstructs the pooled features of whole images, as `FrozenEncoder` computes them, and draws no
+    map.
 
     Args:
         backbone: Frozen feature extractor.
         grid: See `PatchTask`.
         rim: See `PatchTask`; a grid of one patch has none.
-        size: Side to which whole images are scaled, in pixels; patches are of images as they are.
+        size: Side to which whole images are scaled with ``grid=1``, in pixels; on finer grids images are not scaled.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations by which images were normalised.
-        hidden: Hidden units between features and bottleneck, and back.
-        bottleneck: Numbers that features are reconstructed from.
-        patches_per_image: Random patches of an image that a training step looks at.
+        hidden: Width of the hidden layers of encoder and decoder.
+        bottleneck: Width of the bottleneck, from which features are reconstructed.
+        patches_per_image: Number of random patches of each image in a training step.
         learning_rate: Learning rate of Adam.
         **patches: See `PatchTask`.
 
     Raises:
-        UserError: If a number is out of range, or images that are seen whole are cut into tiles.
+        UserError: If a number is out of range, or images are cut into tiles on a grid of one patch.
     """
 
     output_modules = ("decoder",)

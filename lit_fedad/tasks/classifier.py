@@ -14,16 +14,16 @@ from lit_fedad.core.bounds import at_least
 def crop_and_flip(images: Tensor, padding: int = 4) -> Tensor:
     """Shifts each image at random and mirrors it with probability 0.5, as is usual for CIFAR.
 
-    Images [B, C, H, W] are padded with zeros (of normalised images: the mean colour) and cropped to their size at a
-    random position each. Draws come from torch's global CPU generator, whatever the device.
+    Images [B, C, H, W] are padded with zeros, the mean colour of normalised images, and each is cropped to its size at
+    a random position. Draws come from torch's global CPU generator, whatever the device.
     """
     count, channels, height, width = images.shape
     top, left = torch.randint(2 * padding + 1, (2, count, 1))
     rows, columns = top + torch.arange(height), left + torch.arange(width)
     columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
     image, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None]
-    places = (image, channel, rows[:, None, :, None], columns[:, None, None, :])
-    return F.pad(images, [padding] * 4)[tuple(place.to(images.device) for place in places)]
+    indices = (image, channel, rows[:, None, :, None], columns[:, None, None, :])
+    return F.pad(images, [padding] * 4)[tuple(index.to(images.device) for index in indices)]
 
 
 class Classifier(Task):
@@ -33,8 +33,8 @@ class Classifier(Task):
         encoder: Maps images [B, 3, S, S] (grey: [B, 1, S, S]) to features [B, C], with C as its attribute
             ``num_features``.
         classes: Number of classes K.
-        augment: Whether training images are randomly shifted, by up to an eighth of the side, and mirrored; frozen
-            features are of images as they are.
+        augment: Whether training images are randomly shifted, by up to an eighth of the side, and mirrored; cached
+            frozen features are not augmented.
         learning_rate: Learning rate of SGD.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
@@ -91,9 +91,9 @@ class Classifier(Task):
 
 
 def uncertainty(logits: Tensor) -> Tensor:
-    """Computes the probability of all classes but the most likely one [B] of logits [B, K].
+    """Computes the probability [B] of all classes but the most likely one, from logits [B, K].
 
-    The largest probability taken from 1 would be 0, or a few digits, where the classifier is sure.
+    It adds up the other probabilities: 1 minus the largest would lose its digits, or be 0, if the classifier is sure.
 
     Example:
         >>> bool(0 < uncertainty(torch.tensor([[40.0, 0.0]])) < 1e-17)

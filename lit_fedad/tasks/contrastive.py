@@ -22,20 +22,20 @@ from lit_fedad.tasks.representation import Representation
 class Contrastive(Representation):
     """A contrastive representation z = h(f(x)); an image's score is its distance to densities of z.
 
-    The task of FADngs. z is normalised to length 1. By itself (for example under FedAvg) a client scores with densities
-    of its own images; FADngs replaces these by the densities of all clients.
+    This is the task of FADngs. z is normalised to length 1. With other methods, such as FedAvg, a client scores with
+    densities of its own images; FADngs replaces these by the densities of all clients.
 
     Args:
         encoder: See `Representation`.
-        loss: Loss of the rounds after the warm-up; None for that of the warm-up.
+        loss: Loss of the rounds after the warm-up; None for ``warmup_loss``.
         warmup_loss: Loss of the first rounds.
         warmup: Number of rounds that train ``warmup_loss``.
-        rounds: Number of all rounds; over those after the warm-up the learning rate falls as a cosine.
+        rounds: Number of all rounds; after the warm-up the learning rate falls as a cosine.
         clusters: Number K_c of densities per client.
         shrinkage: Shrinkage rho of FADngs Eq. 3.
-        score_from: What densities are estimated in: the ``projection`` z, as in the paper, or the features f(x) of the
-            ``encoder`` at length 1, as in SSD, on whose code the released code builds; ``auto`` for the encoder
-            where it is frozen, and the projection otherwise.
+        score_from: Space in which densities are estimated: the ``projection`` z, as in the paper, or the features f(x)
+            of the ``encoder``, scaled to length 1, as in SSD, on whose code the released code builds. ``auto`` is the
+            encoder if it is frozen, and the projection otherwise.
         normal_share: Share of a client's images that are predicted normal: delta of FADngs Eq. 8 is this quantile of
             the client's own scores.
         learning_rate: Initial learning rate of SGD.
@@ -45,7 +45,7 @@ class Contrastive(Representation):
         **representation: See `Representation`.
 
     Raises:
-        UserError: If a share or the number of clusters is out of range, or the loss needs pixels that are not there.
+        UserError: If a number is out of range, or the loss needs pixels and the encoder is frozen.
     """
 
     prepares = True
@@ -108,12 +108,12 @@ class Contrastive(Representation):
         return self.warmup_loss if self.warming_up else self.loss
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Draws the views for the loss of this round, as one batch of V B images, with predictions of normal images."""
+        """Draws the views for this round's loss as one batch of V B images; ``normal`` [B] are predicted normal."""
         normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
         return {**super().view(batch), "normal": normal}
 
     def represent(self, features: Tensor) -> Tensor:
-        """Computes what densities are estimated in [B, D]: z, or features f(x) at length 1."""
+        """Computes the vectors [B, D] whose densities are estimated: z, or features f(x) scaled to length 1."""
         if self.score_from == "projection":
             return self.project(features)
         return F.normalize(features.float(), dim=1)

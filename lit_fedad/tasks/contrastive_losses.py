@@ -18,8 +18,8 @@ class RepresentationLoss(nn.Module):
     """Base of the losses of the task `Contrastive`.
 
     Attributes:
-        turns: Rotation of each view, in quarter turns, in rising order.
-        needs_pixels: Whether views must be images, and not frozen features.
+        turns: Rotation of each view, in quarter turns, in ascending order.
+        needs_pixels: Whether views must be images, and cannot be frozen features.
     """
 
     turns: tuple[int, ...] = (0, 0)
@@ -27,20 +27,20 @@ class RepresentationLoss(nn.Module):
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
         """Draws the views [V, B, 3, S, S] of images in [0, 1] [B, 3, S, S]."""
-        copies = dict(enumerate((images, *rotations(images)) if any(self.turns) else (images,)))
-        return torch.stack([draw(copies[turn]) for turn in self.turns])
+        rotated = dict(enumerate((images, *rotations(images)) if any(self.turns) else (images,)))
+        return torch.stack([draw(rotated[turn]) for turn in self.turns])
 
     def drawn_views(self, features: Tensor) -> Tensor:
-        """Draws the views [V, B, C] of a batch among the views that are kept [B, N, C], in the order of `kept_turns`.
+        """Draws the views [V, B, C] of a batch among its cached views [B, N, C], whose rotations are `kept_turns`.
 
-        The draws are of torch's global CPU generator. The same view is drawn twice only where a rotation has too few.
+        Draws come from torch's global CPU generator. A view is drawn twice only if a rotation has too few of them.
         """
         turns = torch.tensor(kept_turns(features.shape[1]))
         drawn: list[Tensor] = []
         for turn in sorted(set(self.turns)):
-            places = (turns == turn).nonzero()[:, 0]
-            order = places[torch.rand(len(features), len(places)).argsort(dim=1)]
-            drawn += [order[:, k % len(places)] for k in range(self.turns.count(turn))]
+            candidates = (turns == turn).nonzero()[:, 0]
+            order = candidates[torch.rand(len(features), len(candidates)).argsort(dim=1)]
+            drawn += [order[:, k % len(candidates)] for k in range(self.turns.count(turn))]
         return features[torch.arange(len(features)), torch.stack(drawn)].float()
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -57,12 +57,12 @@ class RepresentationLoss(nn.Module):
 
 
 def similarities(projections: Tensor, temperature: float, anchors: int | None = None) -> Tensor:
-    """Computes cosine similarities over the temperature of views with all views, without each with itself [A, N].
+    """Computes cosine similarities [A, N] of views with all views, divided by the temperature; -inf with itself.
 
     Args:
-        projections: Projections [V, B, D], as N = V B vectors in that order.
+        projections: Projections [V, B, D], taken as N = V B vectors in this order.
         temperature: Temperature tau.
-        anchors: Number A of vectors, the first, whose similarities are wanted; None for all.
+        anchors: Number A of vectors, the first ones, whose similarities are computed; None for all.
     """
     z = F.normalize(projections.flatten(0, 1).float(), dim=1)
     with full_precision(z):
@@ -74,8 +74,9 @@ class SimCLR(RepresentationLoss):
 
     Args:
         temperature: Temperature tau.
-        base_temperature: The loss is multiplied by tau over this, 7.14 at 0.5 over 0.07, as the released codes of
-            FADngs and of supervised contrast do: learning rates are meant for the loss so scaled. None for 1.
+        base_temperature: Number by which tau is divided to get a factor of the loss (0.5 / 0.07 = 7.14), as in the
+            released codes of FADngs and of supervised contrast, whose learning rates are meant for the scaled loss.
+            None for a factor of 1.
     """
 
     def __init__(self, temperature: float = 0.5, base_temperature: float | None = None) -> None:
@@ -93,8 +94,8 @@ class SimCLR(RepresentationLoss):
 class CSI(SimCLR):
     """SimCLR in which every rotation of an image is a separate image (Tack et al., NeurIPS 2020).
 
-    FADngs Table IV: contrast with rotated copies, without the selection of images predicted normal. The rotation
-    classifier of the original, which only its own score uses, is left out.
+    In FADngs Table IV it is the contrast with rotated copies, without a selection of images predicted normal. The
+    rotation classifier of the original is left out, since only the original's score uses it.
     """
 
     turns = (0, 0, 1, 1, 2, 2, 3, 3)
@@ -103,14 +104,16 @@ class CSI(SimCLR):
 class CRAD(SimCLR):
     """The contrastive loss of anomaly detection CRAD (FADngs Eq. 7, FADngs Eq. 8 and FADngs Eq. 9).
 
-    Views of all images that are predicted normal attract each other; views of the other images, and rotated views of
-    all, repel them. Anchors are the unrotated views of images predicted normal. A view is not its own positive.
+    Unrotated views of all images that are predicted normal attract each other; views of the other images, and rotated
+    views of all images, repel them. Anchors are the unrotated views of images predicted normal. A view is not its own
+    positive.
 
     Args:
         temperature: See `SimCLR`, also for ``base_temperature``.
-        rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to reduce cost.
-        scale_by_positives: Whether the factor ``1/|X+|`` of FADngs Eq. 7 is omitted: it scales the loss, and thus
-            the effective learning rate, by about 1/60 at a batch of 32.
+        rotated_views: Number of views of every rotation among the negatives: 2, as many as unrotated ones, or 1 to
+            reduce cost.
+        scale_by_positives: Whether the factor ``1/|X+|`` of FADngs Eq. 7 is omitted. With it the loss, and thus the
+            effective learning rate, are about 60 times smaller at a batch of 32.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class CRAD(SimCLR):
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean of FADngs Eq. 7 over the anchors as ``loss``; 0 where no image is predicted normal."""
-        normal = batch["normal"].repeat(2)  # of the unrotated views, which come first
+        normal = batch["normal"].repeat(2)  # for the two unrotated views of each image, which come first
         anchors = int(normal.sum())
         if anchors < 2:
             return {"loss": 0 * projections.sum()}
@@ -141,8 +144,8 @@ class CRAD(SimCLR):
 class CRADCode(CSI):
     """The loss of the released code of FADngs instead of FADngs Eq. 7, FADngs Eq. 8 and FADngs Eq. 9.
 
-    Every view of every rotation is an anchor, attracted only by its other view. All others repel it, except that images
-    predicted normal do not repel each other under the same rotation.
+    Every view of every rotation is an anchor, which only the other view of the same rotated image attracts. All other
+    views repel it, except that images predicted normal do not repel each other under the same rotation.
 
     Args:
         temperature: Temperature tau.
@@ -159,8 +162,8 @@ class CRADCode(CSI):
         rotation = torch.tensor(self.turns, device=logits.device).repeat_interleave(size)
         image = torch.arange(size, device=logits.device).repeat(views)
         normal = batch["normal"].repeat(views)
-        apart = (rotation[:, None] == rotation) & (image[:, None] != image) & normal[:, None] & normal
-        loss = _instance_loss(logits.masked_fill(apart, -torch.inf), size)
+        ignored = (rotation[:, None] == rotation) & (image[:, None] != image) & normal[:, None] & normal
+        loss = _instance_loss(logits.masked_fill(ignored, -torch.inf), size)
         return {"loss": self.scale * loss}
 
 
@@ -214,7 +217,10 @@ class Reconstruction(RepresentationLoss):
 
 
 def _instance_loss(logits: Tensor, size: int) -> Tensor:
-    """Computes the mean of -log softmax at the other view; row v B + i is view v of image i; 2k and 2k + 1 pair."""
+    """Computes the mean of -log softmax at the paired view, given similarities of all views [V B, V B].
+
+    Row v B + i is view v of image i, with ``size`` B; views 2k and 2k + 1 are a pair.
+    """
     rows = torch.arange(len(logits), device=logits.device)
     view, image = rows.div(size, rounding_mode="floor"), rows % size
     return F.cross_entropy(logits, (view ^ 1) * size + image)

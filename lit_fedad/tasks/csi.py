@@ -21,46 +21,48 @@ from lit_fedad.tasks import contrastive_losses
 from lit_fedad.tasks.deep_svdd import off_zero
 from lit_fedad.tasks.representation import Representation
 
-_TURNS = 4
+_TURNS = 4  # rotations by 0, 90, 180 and 270 degrees
 _CROP = (0.54, 0.54), (3 / 4, 4 / 3)
-"""Share of the area and ratios of the sides of the crops that the original scores by."""
-_LEAST = 1e-6
-"""Least size of a mean that scores are divided by."""
+"""Range of the share of the area, and of the ratio of the sides, of the crops that the original's scores average."""
+_MIN_MEAN = 1e-6
+"""Smallest magnitude of the means by which scores are divided."""
 
 
 class CSI(Representation):
     """Contrasting shifted instances (arXiv 2007.08176); shifts are rotations by 90, 180 and 270 degrees.
 
-    The loss is NT-Xent over two views of every rotation of an image, each rotation an image of its own, plus the
-    cross-entropy of a linear classifier of the rotation on the features f(x).
+    The loss is NT-Xent over two views of every rotation of an image, where each rotation counts as a separate image,
+    plus the cross-entropy of a linear classifier of the rotation on the features f(x).
 
-    With z_k the projection of x turned by k quarters, not normalised, and l_k the classifier's logit for k, both means
-    over some crops, the score is ``-1/4 sum_k [max_m <z_k(x), z_k(x_m) / |z_k(x_m)|> / mean_m |z_k(x_m)| + l_k(x) /
-    mean_m l_k(x_m)]``, over the images x_m of the client: cosine to the nearest times norm, and the classifier's
-    certainty. Sums and weights are those of the released code, which averages over rotations where the paper adds.
+    Let z_k be the projection, not normalised, of x turned by k quarters, and l_k the classifier's logit for k, both
+    averaged over some crops. With x_m the images of the client, the score is ``-1/4 sum_k [max_m <z_k(x), z_k(x_m) /
+    |z_k(x_m)|> / mean_m |z_k(x_m)| + l_k(x) / mean_m l_k(x_m)]``: the cosine to the nearest image times the norm, plus
+    the classifier's certainty. Sums and weights are those of the released code, which averages over rotations where the
+    paper adds.
 
-    Mirroring comes before turning, as in the original: after it, 90 and 270 degrees would be one class.
+    Images are mirrored before they are turned, as in the original. If they were mirrored afterwards, the classifier
+    could not tell 90 from 270 degrees.
 
-    The bank is of the client's own images, and personal. Before training the classifier says nothing, and its mean
-    logits may be negative: the score's second part is then noise.
+    The bank consists of the client's own images, and is personal. Before training the classifier knows nothing, and its
+    mean logits may be negative: the second part of the score is then noise.
 
     Args:
         encoder: See `Representation`.
         rounds: Number of all rounds.
         image_size: Side S of the images in pixels.
         mirror: Probability of exchanging left and right before turning.
-        samples: Crops of 0.54 of an image's area that its score averages over, the same of every image; 0 for the image
-            as it is; None for the original's 10 from pixels, and 0 on frozen features.
+        samples: Number of crops, of 0.54 of the area, over which the score of an image averages; they are the same for
+            every image. 0 takes the whole image. None takes 10 from pixels, as the original, and 0 on frozen features.
         temperature: Temperature of NT-Xent.
-        learning_rate: Learning rate of LARS after it has risen.
-        ramp: Rounds over which it rises from a tenth; then it falls to 0 as a cosine.
+        learning_rate: Largest learning rate of LARS.
+        ramp: Rounds over which the learning rate rises from a tenth of this; then it falls to 0 as a cosine.
         momentum: Momentum of LARS.
         weight_decay: Weight decay of LARS.
-        **representation: See `Representation`; ``views`` are not mirrored. Of a `FrozenEncoder`, kept views are never
-            mirrored, and scores look at images as they are.
+        **representation: See `Representation`; ``views`` must not mirror. With a `FrozenEncoder`, cached views are
+            never mirrored, and scores use whole images.
 
     Raises:
-        UserError: If views are mirrored, crops are asked of frozen features, or a number is out of range.
+        UserError: If views mirror, crops of frozen features are requested, or a number is out of range.
     """
 
     prepares = True
@@ -127,10 +129,10 @@ class CSI(Representation):
         """Draws two views of every rotation [8, B, 3, S, S] of images in [0, 1], of which some are mirrored first."""
         pair = []
         for _ in range(2):
-            chosen = (torch.rand(len(images)) < self.mirror).to(images.device)
-            pair.append(torch.where(chosen[:, None, None, None], images.flip(3), images))
-        turned = (torch.rot90(half, turn, (2, 3)) for turn in range(_TURNS) for half in pair)
-        return torch.stack([self.draw(half) for half in turned])
+            mirrored = (torch.rand(len(images)) < self.mirror).to(images.device)
+            pair.append(torch.where(mirrored[:, None, None, None], images.flip(3), images))
+        turned = (torch.rot90(copy, turn, (2, 3)) for turn in range(_TURNS) for copy in pair)
+        return torch.stack([self.draw(copy) for copy in turned])
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss; its parts are ``contrast`` and ``rotation``."""
@@ -141,7 +143,7 @@ class CSI(Representation):
         return {"loss": contrast + rotation, "contrast": contrast.detach(), "rotation": rotation.detach()}
 
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes what scores are made of: z_k and after it l_k, of each rotation [B, 4, D + 1]."""
+        """Computes z_k and, in the last column, l_k of each rotation k [B, 4, D + 1]."""
         embeddings = []
         for copies in self._copies(batch):
             features = self({**batch, "image": copies.flatten(0, 1)})
@@ -162,24 +164,24 @@ class CSI(Representation):
 
     @torch.no_grad()
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Fills the bank with local images, and measures their norms and logits."""
+        """Fills the bank with local images, and computes the means of their norms and logits."""
         rows = torch.cat([embedded.cpu() for embedded in map_batches(self, loader, self.embedding)])
         z, logits = rows[:, :, :-1], rows[:, :, -1]
         self.bank = F.normalize(z, dim=2).transpose(0, 1).contiguous().to(self.bank)
-        self.norms = z.norm(dim=2).mean(0).clamp(min=_LEAST).to(self.norms)
-        self.certainty = off_zero(logits.mean(0), _LEAST).to(self.certainty)
+        self.norms = z.norm(dim=2).mean(0).clamp(min=_MIN_MEAN).to(self.norms)
+        self.certainty = off_zero(logits.mean(0), _MIN_MEAN).to(self.certainty)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds LARS, at this round's learning rate."""
-        done = max(self.round - 1, 0)
-        if done < self.ramp:
-            rate = self.learning_rate * (0.1 + 0.9 * done / self.ramp)
+        completed_rounds = max(self.round - 1, 0)
+        if completed_rounds < self.ramp:
+            rate = self.learning_rate * (0.1 + 0.9 * completed_rounds / self.ramp)
         else:
             rate = self.learning_rate * cosine_decay(self.round - self.ramp, self.rounds - self.ramp)
         return Lars(self.trainable, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def _copies(self, batch: Mapping[str, Any]) -> Iterator[Tensor]:
-        """Yields the four rotations of each image [B, 4, ...], of its every crop."""
+        """Yields, crop by crop, the four rotations of each image [B, 4, ...]."""
         if "turned" in batch:
             yield batch["turned"]
             return

@@ -14,28 +14,28 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.models.convnets import contrast_normalised
 from lit_fedad.models.encoders import FrozenEncoder
 
-_CONTRAST = 4.0  # mean absolute deviations of an image that [0, 1] spans on either side of its mean
+_CONTRAST = 4.0  # mean absolute deviations from the mean of an image that are mapped to 0 and 1
 
 
 class Bottleneck(Task):
     """A task whose features are a bottleneck z that images can be reconstructed from.
 
-    On pixels, images are brought to [0, 1], encoded and decoded. On frozen features a hidden layer leads to the
-    bottleneck and another one back; they are not trained, since a network that makes them all alike leaves nothing to
-    reconstruct, and nothing to tell apart.
+    On pixels, images are scaled to [0, 1], encoded and decoded. On frozen features a hidden layer leads to the
+    bottleneck, and another one back. The features stay frozen, without the encoder's own network: such a network could
+    make all features alike, so that there is nothing to reconstruct and nothing to tell apart.
 
     Args:
         encoder: Maps images [B, 3, S, S] to features [B, C], with C as its attribute ``num_features``: a network that
             is trained on pixels, or a `FrozenEncoder`, whose own network is left out.
-        decoder: Builds the decoder to images in [0, 1], given the width of the bottleneck and S; not used where the
-            encoder is frozen.
+        decoder: Builds the decoder to images in [0, 1], given the width of the bottleneck and S; unused if the encoder
+            is frozen.
         image_size: Side S of the images in pixels.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations by which images were normalised.
-        width: Numbers of the bottleneck D.
-        hidden: Hidden units between frozen features and bottleneck, and back.
-        pixels: What [0, 1] means: ``plain`` pixels, or pixels after global ``contrast`` normalisation of each image,
-            four mean absolute deviations to either side of its mean.
+        width: Width D of the bottleneck.
+        hidden: Width of the hidden layers between frozen features and bottleneck, and back.
+        pixels: Scale of the images: ``plain`` pixels in [0, 1], or global ``contrast`` normalisation of each image,
+            where [0, 1] spans four mean absolute deviations to either side of the image's mean.
         learning_rate: Learning rate of Adam.
         weight_decay: Weight decay of Adam.
 
@@ -72,11 +72,11 @@ class Bottleneck(Task):
         self.frozen = isinstance(encoder, FrozenEncoder)
         if isinstance(encoder, FrozenEncoder):
             encoder.network = None
-            into, back = nn.Linear(channels, hidden, bias=self.biases), nn.Linear(width, hidden)
+            encode, decode = nn.Linear(channels, hidden, bias=self.biases), nn.Linear(width, hidden)
             self.compress: nn.Module = nn.Sequential(
-                into, nn.LeakyReLU(), nn.Linear(hidden, width, bias=self.biases)
+                encode, nn.LeakyReLU(), nn.Linear(hidden, width, bias=self.biases)
             )
-            self.decoder: nn.Module = nn.Sequential(back, nn.LeakyReLU(), nn.Linear(hidden, channels))
+            self.decoder: nn.Module = nn.Sequential(decode, nn.LeakyReLU(), nn.Linear(hidden, channels))
         else:
             self.compress = nn.Linear(channels, width, bias=self.biases)
             self.decoder = decoder(width, image_size)
@@ -94,7 +94,7 @@ class Bottleneck(Task):
         return (self.decoder(features) - self.inputs(batch)).square().flatten(1).mean(1)
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes what is reconstructed: images in [0, 1] [B, 3, S, S], or frozen features [B, C]."""
+        """Computes the inputs that are reconstructed: images in [0, 1] [B, 3, S, S], or frozen features [B, C]."""
         if self.frozen:
             return self.encoder(batch["image"])
         images = batch["image"] * self.std + self.mean
@@ -102,25 +102,29 @@ class Bottleneck(Task):
 
 
 def off_zero(mean: Tensor, margin: float) -> Tensor:
-    """Moves the coordinates of a mean [D] that lie near 0, which a network without biases can reach, to the margin."""
+    """Moves the coordinates of a mean [D] whose magnitude is below the margin to plus or minus the margin.
+
+    A network without biases could reach a centre at 0 by weights of 0.
+    """
     return torch.where(mean.abs() < margin, torch.where(mean < 0, -margin, margin), mean)
 
 
 class DeepSVDD(Bottleneck):
     """A hypersphere around normal images: the score is the squared distance d of z to the centre c.
 
-    ``one-class`` minimises the mean of d. ``soft-boundary`` minimises ``R^2 + mean max(0, d - R^2) / nu``; the radius R
-    is the (1 - nu) quantile of a batch's distances after the first ``radius_rounds`` rounds, and scores are d - R^2.
+    ``one-class`` minimises the mean of d. ``soft-boundary`` minimises ``R^2 + mean max(0, d - R^2) / nu``. After the
+    first ``radius_rounds`` rounds, the square R^2 of the radius is the (1 - nu) quantile of d in each batch; scores are
+    d - R^2.
 
-    The centre is a buffer, which the method of the same name pools over clients; under other methods each client has
-    the mean of its own images under the initial weights.
+    The centre is a buffer, which the method of the same name pools over clients. With other methods the centre of each
+    client is the mean of its own images under the initial weights.
 
     Args:
         encoder: See `Bottleneck`.
         objective: ``one-class`` or ``soft-boundary``.
         nu: Share of training images that may lie outside the sphere.
         radius_rounds: Rounds before the radius is first set.
-        margin: Least distance of each coordinate of the centre to 0, which a network without biases could reach.
+        margin: Smallest magnitude of each coordinate of the centre (`off_zero`).
         drop: Share of the rounds after which the learning rate falls to a tenth.
         rounds: Number of all rounds.
         **bottleneck: See `Bottleneck`.
@@ -129,7 +133,7 @@ class DeepSVDD(Bottleneck):
         UserError: If a number is out of range.
     """
 
-    output_modules: tuple[str, ...] = ()  # the decoder is only pre-trained with
+    output_modules: tuple[str, ...] = ()  # the decoder serves pre-training only
     biases = False
     prepares = True
     local_buffers = ("centre",)
@@ -160,7 +164,7 @@ class DeepSVDD(Bottleneck):
 
     @contextmanager
     def reconstructing(self) -> Iterator[None]:
-        """Makes the loss that of an autoencoder for a block: pre-training."""
+        """Replaces the loss by that of an autoencoder within a block, for pre-training."""
         self.pretrains = True
         try:
             yield
@@ -169,7 +173,7 @@ class DeepSVDD(Bottleneck):
 
     @property
     def images_behind(self) -> int | None:
-        """One: the radius, which is shared as weights are, is the distance of one image, or lies between two."""
+        """One with a radius: it is shared with the weights, and is the distance of one image, or lies between two."""
         return 1 if self.soft else None
 
     def distances(self, features: Tensor) -> Tensor:
@@ -195,7 +199,7 @@ class DeepSVDD(Bottleneck):
         return Prediction(image_score=distances - self.radius.square() if self.soft else distances)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Puts the centre at the mean of local images, the first time; it stays there when weights change."""
+        """Sets the centre to the mean of local images, the first time; it stays there when weights change."""
         if first:
             self.centre = off_zero(self.feature_mean(loader), self.margin).to(self.centre)
 

@@ -21,19 +21,19 @@ _HEAD = 64
 class Dinomaly(Task):
     """A noisy bottleneck and a decoder without local attention, which learn to rebuild means of a backbone's layers.
 
-    The mean of all layers passes a bottleneck with dropout; the decoder has a block for each layer, and its blocks are
-    compared with the layers in reverse, in groups. The loss is loose: well rebuilt positions have a tenth of their
-    gradient. Layers come through the backbone's final normalisation, which the authors leave out, and without the
-    tokens that are no patch; the share of well rebuilt positions and the learning rate are constant, and plain AdamW
-    takes the place of its stabilised form and of clipped gradients.
+    The mean of all layers passes a bottleneck with dropout. The decoder has a block for each layer; in reverse order,
+    its blocks are compared with the layers by group. The loss is loose: well rebuilt positions get a tenth of their
+    gradient. This version differs from the authors' in some points. Layers pass the backbone's final normalisation, and
+    tokens that are no patch are left out. The share of well rebuilt positions and the learning rate are constant. Plain
+    AdamW replaces its stabilised form and the clipping of gradients.
 
     Args:
-        backbone: Frozen transformer, whose maps have the same form.
+        backbone: Frozen transformer, whose maps all have the same shape.
         image_size: Side of the images in pixels, or their height and width.
         groups: Groups of successive layers, each compared by its mean.
         dropout: Probability of dropout in the bottleneck.
         loose: Share of positions that count as well rebuilt.
-        factor: What remains of their gradient.
+        factor: Factor of the gradient at these positions.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
         sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
@@ -92,11 +92,11 @@ class Dinomaly(Task):
 
     @property
     def images_behind(self) -> int | None:
-        """One where well rebuilt positions teach nothing: all others of a batch may be of one image."""
+        """One if well rebuilt positions have no gradient: all other positions of a batch may be of one image."""
         return 1 if self.loose and not self.factor else None
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the layers [L, B, P, C] of the backbone, once for all that look at the view."""
+        """Computes the layers [L, B, P, C] of the backbone, only once for all users of the view."""
         if "layers" in batch:
             return {"layers": batch["layers"]}
         pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
@@ -108,14 +108,16 @@ class Dinomaly(Task):
 
     def pairs(self, features: Tensor, batch: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
         """Computes the mean of each group of layers [B, P, C], and of the decoder's blocks for it."""
-        layers, rebuilt = self.view(batch)["layers"], []
+        layers, outputs = self.view(batch)["layers"], []
         for block in self.decoder:
             features = block(features)
-            rebuilt.append(features)
-        decoded = torch.stack(rebuilt[::-1])
+            outputs.append(features)
+        rebuilt = torch.stack(outputs[::-1])
         return [
-            (one.mean(0), other.mean(0))
-            for one, other in zip(layers.chunk(self.groups), decoded.chunk(self.groups), strict=True)
+            (group.mean(0), rebuilt_group.mean(0))
+            for group, rebuilt_group in zip(
+                layers.chunk(self.groups), rebuilt.chunk(self.groups), strict=True
+            )
         ]
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -134,7 +136,7 @@ class Dinomaly(Task):
         return Prediction(image_score=highest.mean(1), anomaly_map=maps)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Scores a batch, of which the backbone's layers are computed once."""
+        """Scores a batch; the backbone's layers are computed only once."""
         return super().predict_step({**batch, **self.view(batch)}, batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -148,19 +150,19 @@ def loose_cosine(features: Tensor, rebuilt: Tensor, loose: float, factor: float)
     """Computes ``1 - cos`` of whole maps, averaged over images, with less gradient at well rebuilt positions.
 
     Args:
-        features: What is rebuilt [B, P, C].
-        rebuilt: What was built [B, P, C].
+        features: The backbone's features [B, P, C].
+        rebuilt: The decoder's features [B, P, C].
         loose: Share of all positions of the batch, those of the smallest distance, that count as well rebuilt.
-        factor: What remains of their gradient.
+        factor: Factor of the gradient at these positions.
     """
     with full_precision(rebuilt):
         f, g = features.detach().float(), rebuilt.float()
         with torch.no_grad():
             distances = 1 - F.cosine_similarity(f, g, dim=2)
-            worst = distances.flatten().topk(max(1, round((1 - loose) * distances.numel()))).values[-1]
-            well = (distances < worst)[..., None]
-        slowed = torch.where(well, factor * g + (1 - factor) * g.detach(), g)
-        return (1 - F.cosine_similarity(f.flatten(1), slowed.flatten(1))).mean()
+            limit = distances.flatten().topk(max(1, round((1 - loose) * distances.numel()))).values[-1]
+            well_rebuilt = (distances < limit)[..., None]
+        damped = torch.where(well_rebuilt, factor * g + (1 - factor) * g.detach(), g)
+        return (1 - F.cosine_similarity(f.flatten(1), damped.flatten(1))).mean()
 
 
 class Block(nn.Module):
@@ -180,12 +182,12 @@ class Block(nn.Module):
         )
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Computes positions [B, P, C]."""
-        rows = rows + self._attended(self.norm1(rows))
+        """Computes the block's output [B, P, C] of features at positions [B, P, C]."""
+        rows = rows + self._attention(self.norm1(rows))
         return rows + self.mlp(self.norm2(rows))
 
-    def _attended(self, rows: Tensor) -> Tensor:
-        """Computes ``phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K))`` with ``phi = elu + 1``, by head."""
+    def _attention(self, rows: Tensor) -> Tensor:
+        """Computes ``phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K))`` with ``phi = elu + 1`` in each head."""
         q, k, v = (
             part.unflatten(2, (self.heads, _HEAD)).transpose(1, 2) for part in self.qkv(rows).chunk(3, dim=2)
         )

@@ -24,21 +24,22 @@ _JITTER = 0.2
 class EfficientAD(PatchTask):
     """A student that sees patches, and an autoencoder that sees whole images, learn a teacher's standardised features.
 
-    Where the student fails, local structure is anomalous; where it, with a second half of its outputs, fails to imitate
-    the autoencoder, the global arrangement is. Both maps are scaled by their quantiles on the client's own training
-    images, which stay with it. The teacher is the configured backbone, in place of the paper's distilled network, the
-    student is padded, the rate stays constant, and there is no penalty on images of other things.
+    Local structure is anomalous where the student fails to imitate the teacher. The global arrangement is anomalous
+    where the second half of the student's outputs fails to imitate the autoencoder. Both error maps are scaled by their
+    quantiles on the client's own training images; these quantiles are personal. This version differs from the paper's:
+    the teacher is the configured backbone instead of a distilled network, the student is padded, the learning rate is
+    constant, and there is no penalty on images of other things.
 
     Args:
         backbone: Frozen teacher.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
         image_size: See `PatchTask`.
         width: Channels of the student's layers.
-        latent: Numbers of the autoencoder's bottleneck.
-        hard: Share of the errors that the student does not learn from: those below this quantile. The authors' 0.999 is
-            for 70,000 steps: after hundreds the student's mean error is several times that of a constant.
-        low: Quantile of the normal maps that is drawn as 0.
-        high: Quantile that is drawn as 0.1.
+        latent: Length of the vector in the autoencoder's bottleneck.
+        hard: Quantile of the errors below which the student does not learn from them. The authors' 0.999 is meant for
+            70,000 steps: after some hundred steps the student's mean error is several times that of a constant.
+        low: Quantile of the maps of normal images that is mapped to 0.
+        high: Quantile of the maps of normal images that is mapped to 0.1.
         learning_rate: Learning rate of Adam.
         weight_decay: Weight decay of Adam.
 
@@ -84,16 +85,16 @@ class EfficientAD(PatchTask):
         self.num_features = 2 * self.channels
         self.student = student(width, self.num_features, self.size[0] // (4 * self.grid[0]))
         self.autoencoder = Autoencoder(self.size, self.grid, latent, self.channels)
-        # Of the local and the global map: the value that is drawn as 0, and the one that is drawn as 0.1.
+        # Row 0 is of the local map, row 1 of the global one: the value that is mapped to 0, and the one mapped to 0.1.
         self.register_buffer("quantiles", torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
 
     @property
     def images_behind(self) -> int | None:
-        """One where the student learns from the hardest errors of a batch alone: all may be of one image."""
+        """One if the student learns only from the largest errors of a batch: all may be of one image."""
         return 1 if self.hard else None
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the teacher's features of the images, and of the same with other colours."""
+        """Computes the teacher's features of the images, and of the same images with changed colours."""
         changed = self._recoloured(self.images_of(batch))
         with torch.no_grad():
             teacher, target = (self.standardised(self.embed({"image": x})) for x in (batch["image"], changed))
@@ -101,33 +102,34 @@ class EfficientAD(PatchTask):
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the student's outputs [B, P, 2 C]: for the teacher, and for the autoencoder."""
-        return self._imitated(self.images_of(batch))
+        return self._student_outputs(self.images_of(batch))
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes ``loss``, the sum of ``student``, ``autoencoder`` and ``imitation`` (EfficientAD Alg. 1)."""
         errors = (batch["teacher"] - features[..., : self.channels]).square().flatten()
-        at = min(len(errors), int(self.hard * len(errors)) + 1)
-        hard = errors[errors >= errors.detach().kthvalue(at).values].mean()
+        rank = min(len(errors), int(self.hard * len(errors)) + 1)
+        student_loss = errors[errors >= errors.detach().kthvalue(rank).values].mean()
         rebuilt = self.autoencoder(batch["changed"])
-        ae = (batch["target"] - rebuilt).square().mean()
-        imitation = (rebuilt - self._imitated(batch["changed"])[..., self.channels :]).square().mean()
+        autoencoder_loss = (batch["target"] - rebuilt).square().mean()
+        imitated = self._student_outputs(batch["changed"])[..., self.channels :]
+        imitation_loss = (rebuilt - imitated).square().mean()
         return {
-            "loss": hard + ae + imitation,
-            "student": hard,
-            "autoencoder": ae,
-            "imitation": imitation,
+            "loss": student_loss + autoencoder_loss + imitation_loss,
+            "student": student_loss,
+            "autoencoder": autoencoder_loss,
+            "imitation": imitation_loss,
         }
 
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the local and the global error [B, P, 2]."""
         outputs = self(batch)
         teacher = self.standardised(self.embed(batch))
-        local = (teacher - outputs[..., : self.channels]).square().mean(2)
-        arranged = (self.autoencoder(batch["image"]) - outputs[..., self.channels :]).square().mean(2)
-        return torch.stack([local, arranged], dim=2)
+        local_error = (teacher - outputs[..., : self.channels]).square().mean(2)
+        global_error = (self.autoencoder(batch["image"]) - outputs[..., self.channels :]).square().mean(2)
+        return torch.stack([local_error, global_error], dim=2)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Computes the mean of both maps, scaled, and its peak."""
+        """Computes the mean of both scaled maps as anomaly map, and its peak as image score."""
         low, high = self.quantiles[:, 0], self.quantiles[:, 1]
         scaled = 0.1 * (features - low) / (high - low).clamp(min=1e-12)
         scores = scaled.mean(2).flatten()
@@ -135,20 +137,21 @@ class EfficientAD(PatchTask):
 
     @torch.no_grad()
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Measures the quantiles of both maps on local images, after statistics, unless pooled ones were loaded."""
+        """Computes local statistics, unless pooled ones were loaded, then quantiles of both maps on local images."""
         self.standardise_locally(loader)
         errors = torch.cat([maps.flatten(0, 1).cpu() for maps in map_batches(self, loader, self.embedding)])
         ordered = errors.float().sort(dim=0).values
-        at = [min(len(ordered) - 1, int(share * len(ordered))) for share in self.shares]
-        self.quantiles = ordered[at].T.to(self.quantiles)
+        ranks = [min(len(ordered) - 1, int(share * len(ordered))) for share in self.shares]
+        self.quantiles = ordered[ranks].T.to(self.quantiles)
 
-    def _imitated(self, images: Tensor) -> Tensor:
+    def _student_outputs(self, images: Tensor) -> Tensor:
+        """Computes the student's outputs [B, P, 2 C] on the grid."""
         maps = F.interpolate(self.student(images).float(), self.grid, mode="bilinear", align_corners=False)
         return maps.flatten(2).transpose(1, 2)
 
     @torch.no_grad()
     def _recoloured(self, images: Tensor) -> Tensor:
-        """Changes brightness, contrast or saturation of each image, whichever is drawn."""
+        """Changes brightness, contrast or saturation of each image, one of them at random."""
         mean, std = (
             torch.tensor(x).to(images)[:, None, None] for x in (self.backbone.mean, self.backbone.std)
         )
@@ -162,10 +165,13 @@ class EfficientAD(PatchTask):
 
 
 def student(width: int, outputs: int, coarser: int) -> nn.Sequential:
-    """Builds the paper's small patch description network, padded: maps [B, outputs, ~H / 4, ~W / 4].
+    """Builds the paper's small patch description network, padded; its maps are [B, outputs, ~H / 4, ~W / 4].
 
-    On a grid that is ``coarser`` than these maps, the last layer takes larger steps and computes no more than the grid
-    shows.
+    Args:
+        width: Channels of the inner layers.
+        outputs: Channels of the output.
+        coarser: Ratio of the positions along these maps to those along the grid; above 1 the last layer has a larger
+            stride, so that it computes no more positions than the grid needs.
     """
     narrow, stride = width // 2, min(max(coarser, 1), 4)
     return nn.Sequential(
@@ -187,7 +193,7 @@ class Autoencoder(nn.Module):
     Args:
         size: Height and width of the images.
         grid: Rows and columns of the features.
-        latent: Numbers of the vector.
+        latent: Length of the vector.
         channels: Channels of the features.
     """
 
@@ -197,7 +203,7 @@ class Autoencoder(nn.Module):
         height, width = size
         widths = [3, *(max(1, latent // 2),) * 2, *(latent,) * 3]
         for inputs, outputs in pairwise(widths):
-            if min(height, width) < 8:  # a smaller image is not halved five times
+            if min(height, width) < 8:  # small images are halved fewer than five times
                 break
             layers += [nn.Conv2d(inputs, outputs, 4, stride=2, padding=1), nn.ReLU()]
             height, width, last = height // 2, width // 2, outputs
@@ -206,7 +212,7 @@ class Autoencoder(nn.Module):
                 f"image.size={size} is too small for task efficient_ad; give at least 8 pixels a side"
             )
         self.encode = nn.Sequential(*layers, nn.Conv2d(last, latent, (height, width)))
-        # The vector grows to the grid in steps of two.
+        # The decoder enlarges the vector to the grid, doubling the sides in each step.
         steps = max(1, max(grid).bit_length() - 1)
         self.sizes = [tuple(-(-side // 2**step) for side in grid) for step in reversed(range(steps))]
         self.decode = nn.ModuleList(

@@ -24,16 +24,16 @@ STEPS = 10
 class Elsa(Representation):
     """Energy-based learning for semi-supervised anomaly detection (arXiv 2103.15296), without labelled anomalies.
 
-    z = h(f(x)) has length 1. After rounds of SimCLR the loss is the mean of ``1 / E(x)`` over two views of each image,
-    with ``E(x) = log sum_p exp(z . p / tau)`` over prototypes p, spherical k-means centres of normal images. The score
-    is ``-log sum_p exp(z . p)``, without the temperature, as the released code has it.
+    z = h(f(x)) has length 1. After a warm-up by SimCLR the loss is the mean of ``1 / E(x)`` over two views of each
+    image, with ``E(x) = log sum_p exp(z . p / tau)`` over prototypes p, spherical k-means centres of normal images. The
+    score is ``-log sum_p exp(z . p)``, without the temperature, as in the released code.
 
-    Views after the warm-up are crops of one area (``finetuning_views``), as in the released code; frozen features keep
-    the views of the warm-up, which are computed once. The released code renews prototypes every third epoch, stops
-    early by a made-up validation set, and scores one random view. Here prototypes are renewed whenever weights arrive,
-    all rounds are trained, and images are scored as they are.
+    Views after the warm-up are crops of a fixed share of the area (``finetuning_views``), as in the released code;
+    frozen features keep the views of the warm-up, which are computed once. The released code computes prototypes anew
+    every third epoch, stops early by a synthetic validation set, and scores one random view. Here prototypes are
+    computed anew whenever a client receives weights, all rounds are trained, and images are scored as they are.
 
-    The prototypes are a buffer, which the method of the same name shares; under other methods each client has its own.
+    The prototypes are a buffer, which the method of the same name shares; with other methods each client has its own.
 
     Args:
         encoder: See `Representation`.
@@ -41,7 +41,7 @@ class Elsa(Representation):
         warmup: Number of rounds that train ``warmup_loss``.
         finetuning_views: Draws augmented images after the warm-up.
         prototypes: Number of prototypes.
-        temperature: tau.
+        temperature: Temperature tau.
         learning_rate: Learning rate of SGD in the warm-up.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
@@ -90,18 +90,18 @@ class Elsa(Representation):
 
     @property
     def current_loss(self) -> RepresentationLoss:
-        """SimCLR, whose two views the energy has too."""
+        """SimCLR; the energy loss takes the same two views."""
         return self.warmup_loss
 
     def draw_views(self, images: Tensor) -> Tensor:
-        """Draws two views of each image [2, B, 3, S, S], of another kind after the warm-up."""
+        """Draws two views of each image [2, B, 3, S, S], after the warm-up by ``finetuning_views``."""
         draw = self.draw if self.warming_up else self.finetuning_draw
         return self.current_loss.views(images, draw)
 
     def energies(self, features: Tensor, temperature: float) -> Tensor:
         """Computes ``log sum_p exp(z . p / temperature)`` [B]."""
         z = self.project(features)
-        with full_precision(z):  # energies of images differ in few digits
+        with full_precision(z):  # energies of images differ only in their last digits
             return (z @ self.prototypes.T / temperature).logsumexp(1)
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -111,18 +111,18 @@ class Elsa(Representation):
         return {"loss": self.energies(features, self.temperature).reciprocal().mean()}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores images by the energy of their directions."""
+        """Scores images by their energy without the temperature."""
         return Prediction(image_score=-self.energies(features, 1.0))
 
     @torch.no_grad()
     def cluster(self, loader: DataLoader, context: Context) -> KMeansResult:
-        """Clusters z of local images, which are looked at as they are."""
+        """Clusters z of local images, without augmentation."""
         z = torch.cat([self.project(features).cpu() for features in map_batches(self, loader, self)])
-        draw, number = context.generator("prototypes"), len(self.prototypes)
-        return kmeans(z, number, generator=draw, max_steps=STEPS, tolerance=0, spherical=True)
+        generator, prototypes = context.generator("prototypes"), len(self.prototypes)
+        return kmeans(z, prototypes, generator=generator, max_steps=STEPS, tolerance=0, spherical=True)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Takes the prototypes from local images under the current weights."""
+        """Computes the prototypes of local images under the current weights."""
         self.prototypes = self.cluster(loader, context).centroids.to(self.prototypes)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

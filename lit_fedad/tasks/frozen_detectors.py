@@ -19,8 +19,8 @@ from lit_fedad.models.encoders import FrozenEncoder
 class FrozenDetector(Task):
     """A task that fits something to the frozen features of a client's images, once, and trains nothing.
 
-    What is fitted are personal buffers. With one client that holds all images (``METHOD=centralised``) they are the
-    pooled detector.
+    It fits its buffers, which are personal. With one client that holds all images (``METHOD=centralised``) they are the
+    detector of pooled images.
 
     Args:
         encoder: A `FrozenEncoder` without a network.
@@ -64,10 +64,10 @@ def neighbour_scores(features: Tensor, bank: Tensor, neighbours: int) -> Tensor:
 
 
 class FeatureNeighbours(FrozenDetector):
-    """The score is the sum of squared distances to the nearest frozen features of the client's images (DN2).
+    """DN2: the score is the sum of squared distances to the nearest frozen features of the client's images.
 
-    Features have the length that pooling gives them. `Panda` before training is the same, with the banks of all clients
-    or the client's own.
+    Features are not scaled to length 1. Before training, `Panda` is the same detector, with the cluster centres of all
+    clients or the client's own features as bank.
 
     Args:
         encoder: See `FrozenDetector`.
@@ -99,14 +99,15 @@ class FeatureNeighbours(FrozenDetector):
 
 
 class FeatureSVM(FrozenDetector):
-    """A one-class SVM with Gaussian kernel ``exp(-gamma |x - y|^2)``; the score is how far an image lies outside.
+    """A one-class SVM with Gaussian kernel ``exp(-gamma |x - y|^2)``; the score is minus its decision function.
 
-    Only fitting needs scikit-learn. What it finds, support vectors and their coefficients, are buffers.
+    Only fitting needs scikit-learn. The fitted support vectors and their coefficients are buffers.
 
     Args:
         encoder: See `FrozenDetector`.
         nu: Share of training images that may lie outside.
-        gamma: gamma; None for scikit-learn's ``scale``, one over channels times the variance of all features.
+        gamma: Factor gamma of the kernel; None for scikit-learn's ``scale``: one over the product of the number of
+            channels and the variance of all features.
 
     Raises:
         UserError: If a number is out of range.

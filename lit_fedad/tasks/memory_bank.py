@@ -50,19 +50,19 @@ class MemoryBank(SubspaceTask):
         head: Builds the head, given the number of channels; None for no head.
         loss: Training loss.
         score: Patch score.
-        image_score: Patch score relative to what is usual near the same slot, for image scores; None for the same
-            patch score as in maps.
-        subspace: Share of the variance of frozen normal features that a linear subspace holds, or ``"likelihood"``
-            (`fit_basis`); image scores are then distances from it and, by `bank_weight`, to the bank. None for
-            distances to the bank alone.
-        reduce: Compresses local patches to a bank, where the task builds its own.
+        image_score: Patch score of image scores, scaled by the radius of the nearest slots (`LocalScale`); None for
+            the same patch score as in maps.
+        subspace: Share of the variance of frozen normal features that a linear subspace keeps, or ``"likelihood"``
+            (`fit_basis`). Image scores are then distances from the subspace plus `bank_weight` times distances to the
+            bank. None for distances to the bank only.
+        reduce: Compresses local patches to a bank, if the task builds its own.
         distance: ``"euclidean"``, or ``"cosine"``: memory features have length 1, and their distance to a slot m is
             1 - cos(f, m), as in AnomalyDINO (Damm et al., WACV 2025), for features of vision transformers.
         bank_weight: Weight of distances to the bank beside distances from the subspace, in image scores.
-        products: Names of the products that have a subspace each, and one more for all other images; None for one
-            subspace. An image is scored by the one that leaves least of it.
-        maps: What anomaly maps are drawn of: distances to the ``"bank"``, or, as image scores are, distances from the
-            ``"subspace"`` at their local scale.
+        products: Names of the products that each have a subspace; all other images share one more. None for a single
+            subspace. An image is scored by the subspace with the smallest residuals.
+        maps: Values that anomaly maps show: distances to the ``"bank"``, or the values of image scores (distances from
+            the ``"subspace"``, scaled locally).
         grid: See `PatchTask`.
         slots: Size of the bank; None for grid * grid.
         whiten: See `PatchTask.whiten`.
@@ -190,7 +190,7 @@ class MemoryBank(SubspaceTask):
 
     @property
     def bank(self) -> Tensor:
-        """The slots as patches are compared with them: of length 1 for cosines, which means of slots are not."""
+        """The slots with which patches are compared; for cosines scaled to length 1, which slots as means are not."""
         return F.normalize(self.memory, dim=1) if self.cosine else self.memory
 
     def measured(self, distances: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class MemoryBank(SubspaceTask):
 
     @property
     def _sets(self) -> tuple[int, int]:
-        """Numbers of sets of moments: to standardise by, and the folds of each product's subspace."""
+        """Numbers of sets of moments: of the one to standardise by (0 or 1), and of the subspaces' folds."""
         scaling = int(self.standardise or self.whiten is not None)
         return scaling, 0 if self.subspace is None else self.kinds * folds_of(self.subspace)
 
@@ -214,21 +214,21 @@ class MemoryBank(SubspaceTask):
         return sum(self._sets)
 
     def moments(self, loader: DataLoader) -> list[Moments]:
-        """Computes the moments of the bank's features, to standardise by, and the subspace's by product and fold."""
+        """Computes the moments of the bank's features, to standardise by, then the subspaces' by product and fold."""
         scaling, folds = self._sets[0], self._sets[1] // self.kinds
         by_product = self.second_moments(loader, folds, average_pool=True, kinds=self.kinds) if folds else []
         return [*self.second_moments(loader, scaling), *by_product]
 
     def subspace_moments(self, moments: Sequence[Moments]) -> list[Moments]:
-        """Selects the sets of `moments` that the subspace is fitted to; all where there is none."""
+        """Selects the sets of `moments` to which the subspaces are fitted; all sets if there is no subspace."""
         return list(moments[-self._sets[1] :])
 
     def fit_subspace(self, moments: Sequence[Moments], statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Computes what `load_subspace` loads.
+        """Fits the subspaces; returns the arguments of `load_subspace`.
 
         Args:
-            moments: Those of `moments`, of all clients.
-            statistics: What the bank's features are standardised by (`statistics_of`), or empty.
+            moments: The sets of moments that `moments` computes, over all clients.
+            statistics: The statistics by which the bank's features are standardised (`statistics_of`), or empty.
         """
         assert self.subspace is not None
         by_product = self.subspace_moments(moments)
@@ -254,15 +254,15 @@ class MemoryBank(SubspaceTask):
             context: Round and randomness; the round is t in FedDyMem Eq. 16.
             previous: Previous memory M'^{t-1} [slots, C]; None for the first memory.
             slots: Size of the bank; None for the task's.
-            past: What patches of earlier stages were compressed to.
+            past: The sums by slot of the patches of earlier stages, which are added.
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, slots or self.slots, context.generator("memory-reduce"))
-        measured = previous is not None and self.subspace is not None
+        uses_residuals = previous is not None and self.subspace is not None
 
         def add(batch: Mapping[str, Any]) -> None:
-            judged = partial(self.unusual, batch) if measured else None
-            self.reduce.update(self(batch).float(), judged)
+            judge = partial(self.unusual, batch) if uses_residuals else None
+            self.reduce.update(self(batch).float(), judge)
 
         for _ in map_batches(self, loader, add):
             pass
@@ -274,15 +274,15 @@ class MemoryBank(SubspaceTask):
     def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
         """Computes `QUANTILES` quantiles of the distances to the K nearest slots, and the number of distances."""
         patches = (features.flatten(0, 1).float() for features in map_batches(self, loader, self))
-        near = (nearest(vectors, self.bank, self.loss.neighbours)[0] for vectors in patches)
-        ordered = torch.cat([self.measured(distances).flatten().cpu() for distances in near]).sort().values
-        at = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
-        return ordered[at], len(ordered)
+        lengths = (nearest(vectors, self.bank, self.loss.neighbours)[0] for vectors in patches)
+        ordered = torch.cat([self.measured(batch).flatten().cpu() for batch in lengths]).sort().values
+        ranks = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
+        return ordered[ranks], len(ordered)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Builds the bank from local data: equal weights and images give an equal bank, whatever the round.
 
-        The first time, also subspace and threshold, and statistics unless some were loaded.
+        The first time it also computes subspace and threshold, and statistics unless some were loaded.
         """
         if first and self.measures:
             moments = self.moments(loader)
@@ -292,8 +292,8 @@ class MemoryBank(SubspaceTask):
                 self.load_subspace(**self.fit_subspace(moments, self.loaded_statistics()))
         elif first:
             self.standardise_locally(loader)
-        # A slot of old weights lies among features that the head no longer makes: none may remain (no moving average).
-        # Draws that changed by round would move the bank under weights that do not change.
+        # There is no moving average with the last bank: its slots are features that the head no longer computes.
+        # The context has round 0, so that random draws, and with them the bank, do not change while weights do not.
         reduced = self.reduce_memory(loader, Context(context.seed, 0, context.client), previous=None)
         self.load_memory(reduced.memory, reduced.radii)
         if first and isinstance(self.loss.threshold, str):
@@ -303,20 +303,20 @@ class MemoryBank(SubspaceTask):
     # ------------------------------------------------------------------------------------------------ scoring
 
     def outside(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes how far patches lie outside the subspace that leaves least of their image [B * H0 * W0].
+        """Computes the residuals of patches [B * H0 * W0] from the subspace with the smallest ones for their image.
 
-        All layers are averaged over 3x3 positions: that blurs maps, but makes image scores better.
+        All layers are averaged over 3x3 positions, which blurs maps but improves image scores.
         """
         return least_residuals(self.embed(batch, average_pool=True), self.centre, self.basis)[0].flatten()
 
     def nearest_kind(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Computes whose subspace leaves least of each image [B]; None where all images have one, or none."""
+        """Computes the product whose subspace has the smallest residuals of each image [B]; None for fewer than two."""
         if self.kinds == 1 or self.subspace is None:
             return None
         return least_residuals(self.embed(batch, average_pool=True), self.centre, self.basis)[1]
 
     def unusual(self, batch: Mapping[str, Any], lengths: Tensor) -> Tensor:
-        """Computes what image scores are made of: residuals, and distances to the bank by their weight [B * H0 * W0].
+        """Computes the patch values of image scores [B * H0 * W0]: residuals plus weighted distances to the bank.
 
         Args:
             batch: The images.
@@ -325,7 +325,7 @@ class MemoryBank(SubspaceTask):
         return self.outside(batch) + self.bank_weight * self.measured(lengths)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Scores a batch, of which the backbone's features are computed once, for the bank and for the subspace."""
+        """Scores a batch; the backbone's features are computed only once, for the bank and for the subspace."""
         return super().predict_step(batch if "embedding" in batch else self.with_pyramid(batch), batch_idx)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
@@ -334,15 +334,15 @@ class MemoryBank(SubspaceTask):
         distances = self.measured(lengths)
         scores = self.score(distances[:, : self.score.neighbours])
         if self.subspace is None:
-            judged, near, radii = scores, distances, self.measured(self.radii)
+            image_values, values, radii = scores, distances, self.measured(self.radii)
         else:
-            judged = self.unusual(batch, lengths[:, 0])
-            near, radii = judged[:, None], self.radii
+            image_values = self.unusual(batch, lengths[:, 0])
+            values, radii = image_values[:, None], self.radii
         if self.image_score is not None:
-            reach = min(near.shape[1], self.image_score.neighbours)
-            judged = self.image_score(near[:, :reach], radii, slots[:, :reach])
-        drawn = judged if self.maps == "subspace" else scores
-        return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(drawn))
+            reach = min(values.shape[1], self.image_score.neighbours)
+            image_values = self.image_score(values[:, :reach], radii, slots[:, :reach])
+        map_values = image_values if self.maps == "subspace" else scores
+        return Prediction(image_score=self.judge(image_values), anomaly_map=self.draw(map_values))
 
     # ----------------------------------------------------------------------------- under a plain Trainer
 

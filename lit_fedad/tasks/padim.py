@@ -14,16 +14,16 @@ from lit_fedad.memory.moments import MomentSets, cached_sets, upper_triangle
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 
-_HELD = 1 << 26
-"""Numbers of features that are held at once: 268 MB."""
+_MAX_VALUES = 1 << 26
+"""Number of float32 values of features up to which batches are collected: 268 MB."""
 
 
 class PaDiM(PatchTask):
     """The task whose patch score is the Mahalanobis distance to the normal patches at the same position.
 
-    Images are expected to show their object at the same place. Features are those of channels drawn at random, which
-    the paper finds as good as principal components. Image scores are the maximum of the smoothed map. Deeper layers are
-    enlarged bilinearly, as for all detectors here; the paper repeats them.
+    Images are expected to show their object at the same place. Features are some channels drawn at random, which the
+    paper finds as good as principal components. Image scores are the maximum of the smoothed map. Deeper layers are
+    enlarged bilinearly, as in all detectors here; the paper repeats their values.
 
     A method may set the Gaussians; otherwise the task fits them to local data. There is nothing to train.
 
@@ -91,9 +91,9 @@ class PaDiM(PatchTask):
         return MomentSets.union([_moments(torch.cat(group)) for group in groups])
 
     def fit_gaussians(self, moments: MomentSets) -> tuple[Tensor, Tensor]:
-        """Computes what `load_gaussians` loads.
+        """Fits the Gaussians; returns the arguments of `load_gaussians`.
 
-        ``Sigma = 1/(n - 1) sum (x - m) (x - m)^T + epsilon I`` (PaDiM Eq. 1); of a single image it is epsilon alone.
+        ``Sigma = 1/(n - 1) sum (x - m) (x - m)^T + epsilon I`` (PaDiM Eq. 1); for a single image it is ``epsilon I``.
 
         Args:
             moments: Moments of the features at each position.
@@ -104,27 +104,27 @@ class PaDiM(PatchTask):
         for at in cached_sets(*moments.mean.shape):
             spread = moments.covariances(at) * (counts[at] / (counts[at] - 1).clamp(min=1))
             spread.diagonal(dim1=1, dim2=2).add_(self.regularisation)
-            # The factor of a matrix turned upside down is, turned back, the upper triangular U' of Sigma = U' U'^T.
-            turned = torch.linalg.cholesky(spread.flip(1, 2))
-            inverse = torch.linalg.solve_triangular(turned.flip(1, 2), identity, upper=True)
+            # Cholesky of Sigma with rows and columns reversed gives, reversed again, the upper U' of Sigma = U' U'^T.
+            reversed_factor = torch.linalg.cholesky(spread.flip(1, 2))
+            inverse = torch.linalg.solve_triangular(reversed_factor.flip(1, 2), identity, upper=True)
             whiteners.append(upper_triangle(inverse.float()))
         centres = moments.mean.to(torch.float32, copy=True)  # no two tensors of a message share memory
         return centres, torch.cat(whiteners)
 
     @torch.no_grad()
     def scores_without(self, loaders: Iterable[DataLoader], moments: MomentSets) -> Iterator[Tensor | None]:
-        """Computes the scores of images by the Gaussians of all other images.
+        """Computes the scores of images by the Gaussians of all images but those of the same loader.
 
         With ``A = n S + (r - 1) epsilon I`` and offsets x from the mean of all n images, the squared distances of k
         images from the mean of the r others are ``(r - 1) (diag((I - P)^-1) - 1 - 1/r)``, where
         ``P = X^T A^-1 X + 1/n`` are their leverages [k, k]. A has one factor for all loaders of equally many images.
 
         Args:
-            loaders: Images each that are among those of the moments, and are left out together.
+            loaders: Each has images that are in the moments, and that are left out together.
             moments: Moments of the features of all images at each position.
 
         Yields:
-            The image scores [k] of a loader; None where no image remains, or no covariance.
+            The image scores [k] of a loader; None if no image remains, or no valid covariance.
         """
         features = (torch.cat([*map_batches(self, loader, self)]).cpu().float() for loader in loaders)
         for group in _groups(features):
@@ -133,7 +133,7 @@ class PaDiM(PatchTask):
                 yield None if distances.isnan().any() else self.judge(distances).cpu()
 
     def _squares_without(self, group: Sequence[Tensor], moments: MomentSets) -> list[Tensor]:
-        """Computes the squared distances [k, P] of each of a group's features [k, P, d]; NaN where there are none."""
+        """Computes the squared distances [k, P] of each tensor of features [k, P, d]; NaN if no other image remains."""
         squares = [torch.empty(features.shape[:2], dtype=torch.float64) for features in group]
         for at in cached_sets(*moments.mean.shape):
             counts, mean = moments.count[at, None, None].double(), moments.mean[at, :, None].double()
@@ -147,8 +147,8 @@ class PaDiM(PatchTask):
                     factors[len(features)] = _factor(spread)
                 offsets = features[:, at].permute(1, 2, 0).double() - mean
                 whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
-                left_out = _left_out(whitened, remaining) * freedom[:, 0]
-                distances[:, at] = left_out.masked_fill(remaining[:, 0] < 1, torch.nan).T
+                group_squares = _left_out(whitened, remaining) * freedom[:, 0]
+                distances[:, at] = group_squares.masked_fill(remaining[:, 0] < 1, torch.nan).T
         return squares
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:
@@ -178,11 +178,11 @@ class PaDiM(PatchTask):
 
 
 def _groups(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Puts features [B, P, d] together that are computed with at once."""
+    """Collects features [B, P, d] of successive batches into groups that fit into memory together."""
     group: list[Tensor] = []
     for features in batches:
         group.append(features)
-        if sum(one.numel() for one in group) >= _HELD:
+        if sum(member.numel() for member in group) >= _MAX_VALUES:
             yield group
             group = []
     if group:
@@ -200,7 +200,7 @@ def _moments(features: Tensor) -> MomentSets:
 
 
 def _factor(matrices: Tensor) -> Tensor:
-    """Computes the lower triangular factors of symmetric matrices [..., d, d]; NaN of those that have none."""
+    """Computes the Cholesky factors of symmetric matrices [..., d, d]; NaN for those that are not positive definite."""
     factors, failed = torch.linalg.cholesky_ex(matrices)
     return factors.masked_fill_((failed > 0)[..., None, None], torch.nan)
 
@@ -218,7 +218,7 @@ def _left_out(whitened: Tensor, remaining: Tensor) -> Tensor:
         root = _factor(identity - whitened.mT @ whitened - 1 / (remaining + count))
         inverse = torch.linalg.solve_triangular(root, identity, upper=False)
         return (inverse.square().sum(1) - 1 - 1 / remaining[:, 0]).clamp(min=0)
-    # The same with a matrix [d, d], which is smaller.
+    # The same result by a matrix [d, d], which is smaller here than [k, k].
     shifted = whitened + whitened.sum(2, keepdim=True) / remaining
     root = _factor(torch.eye(channels, dtype=whitened.dtype) - shifted @ whitened.mT)
     return torch.linalg.solve_triangular(root, shifted, upper=False).square().sum(1)

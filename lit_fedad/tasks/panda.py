@@ -18,22 +18,23 @@ from lit_fedad.tasks.frozen_detectors import neighbour_scores
 class Panda(Task):
     """Features that training draws to the mean of the pretrained ones; the score is the distance to a bank.
 
-    The original trains the last stages of a ResNet. Here a residual network on frozen features takes their place: it
-    adds nothing before training, so that round 0 is nearest neighbours of pretrained features (DN2). The score is the
-    sum of squared distances to the ``neighbours`` nearest vectors of the bank.
+    The original trains the last stages of a ResNet. Here a residual network on frozen features replaces them. It adds
+    nothing before training, so that the model of round 0 is nearest neighbours of pretrained features (DN2). The score
+    is the sum of squared distances to the ``neighbours`` nearest vectors of the bank.
 
-    The loss is ``mean |f(x) - c|^2``, with c the mean of all images' initial features, plus, as elastic weight
-    consolidation, ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of features
-    around f, of normal images; the original's is of ImageNet's labels. Features have the length that pooling gives
-    them, as in the authors' code.
+    The loss is ``mean |f(x) - c|^2``, with c the mean of all images' initial features, plus the elastic weight
+    consolidation ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of features around
+    f(x), on normal images; the original's is that of ImageNet's labels. Features are not scaled to length 1, as in the
+    authors' code.
 
-    The bank and c are buffers, which the method of the same name shares; under other methods each client has its own,
-    of all of its images.
+    The bank and c are buffers, which the method of the same name shares; with other methods each client has its own,
+    computed from all of its images.
 
     Args:
         encoder: A `FrozenEncoder` with a network.
-        neighbours: Nearest vectors of the bank that a score is made of.
-        ewc: Weight of the consolidation; 0 for none, as in the original's early-stopping variant. Its own is 1e4.
+        neighbours: Number of nearest vectors of the bank whose distances a score adds up.
+        ewc: Weight of the consolidation; 0 for none, as in the original's early-stopping variant. The original's weight
+            is 1e4.
         learning_rate: Learning rate of SGD.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
@@ -78,7 +79,7 @@ class Panda(Task):
         self.fisher: dict[str, Tensor] = {}
 
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
-        """Begins with weights of another run, to which training is then held."""
+        """Begins with the weights of another run; the consolidation then keeps weights near these."""
         super().begin_with(weights)
         self.start = self._weights()
 
@@ -87,10 +88,10 @@ class Panda(Task):
         return self.encoder(batch["image"])
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the loss, and with consolidation its ``drift`` from the initial weights.
+        """Computes the loss, and with consolidation the ``drift`` from the initial weights.
 
         Raises:
-            UserError: If consolidation is asked for and the method has sent no Fisher information.
+            UserError: If there is consolidation, and the method has sent no Fisher information.
         """
         compactness = (features - self.centre).square().sum(1).mean()
         if not self.ewc:
@@ -101,8 +102,8 @@ class Panda(Task):
                 " task.ewc=0"
             )
         weights = self._network.named_parameters()
-        moved = {name: weight - self.start[name].to(weight) for name, weight in weights}
-        drifts = [(self.fisher[name].to(way) * way.square()).sum() for name, way in moved.items()]
+        changes = {name: weight - self.start[name].to(weight) for name, weight in weights}
+        drifts = [(self.fisher[name].to(change) * change.square()).sum() for name, change in changes.items()]
         drift = torch.stack(drifts).sum()
         return {"loss": compactness + self.ewc / 2 * drift, "drift": drift}
 
@@ -127,22 +128,23 @@ class Panda(Task):
     def estimate_fisher(self, loader: DataLoader, generator: torch.Generator) -> dict[str, Tensor]:
         """Estimates F of the network's weights: the mean over images of ``sum_j (d f_j / d w)^2``.
 
-        A random direction v of each image stands for all channels: the square of ``d (v . f) / d w`` has that sum as
-        its mean, and products of two images' slopes cancel in the mean.
+        One random direction v for each image replaces the sum over channels: the expected square of
+        ``d (v . f) / d w`` is this sum. Gradients of a whole batch are added before squaring, since products of the
+        gradients of two images have expectation 0.
         """
         weights = dict(self._network.named_parameters())
         total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         images = 0
         for features in map_batches(self, loader, self):
-            drawn = torch.randn(features.shape, generator=generator).to(features)
-            slopes = torch.autograd.grad((drawn * features).sum(), list(weights.values()))
-            for name, slope in zip(weights, slopes, strict=True):
-                total[name] += slope.square()
+            directions = torch.randn(features.shape, generator=generator).to(features)
+            gradients = torch.autograd.grad((directions * features).sum(), list(weights.values()))
+            for name, gradient in zip(weights, gradients, strict=True):
+                total[name] += gradient.square()
             images += len(features)
         return {name: entry.cpu() / max(images, 1) for name, entry in total.items()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds SGD with momentum of the network's weights, and of what a method adds."""
+        """Builds SGD with momentum of the network's weights, and of weights that a method adds."""
         return torch.optim.SGD(
             self.trainable,
             lr=self.learning_rate,

@@ -1,4 +1,4 @@
-"""Frozen patch features of a backbone: what every detector on patches looks at, and the maps that it draws."""
+"""Frozen patch features of a backbone, and anomaly maps: the base of all detectors on patches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,8 +30,8 @@ class AnomalyMap(nn.Module):
     S is A_rows S A_columns^T.
 
     Args:
-        grid: Patches a side, or rows and columns of patches.
-        size: Pixels a side of the image, or its height and width.
+        grid: Number of patches along a side, or rows and columns of patches.
+        size: Side of the image in pixels, or its height and width.
         sigma: Standard deviation of the blur, in pixels of the image; 0 for none.
     """
 
@@ -47,12 +47,12 @@ class AnomalyMap(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Interpolates and blurs patch scores [B, rows, columns] to anomaly maps [B, H, W]."""
-        with full_precision(scores):  # rounded to half precision, images near a threshold would tie
+        with full_precision(scores):  # in half precision, images near a threshold would have equal scores
             return self.rows @ scores.float() @ self.columns.T
 
 
 def _side(patches: int, pixels: int, sigma: float) -> Tensor:
-    """Interpolates and blurs one side: a matrix [pixels, patches]."""
+    """Computes the matrix [pixels, patches] that interpolates and blurs along one side."""
     identity = torch.eye(patches)[:, None]
     side = F.interpolate(identity, size=pixels, mode="linear", align_corners=False)[:, 0].T.numpy()
     if sigma > 0:
@@ -61,11 +61,11 @@ def _side(patches: int, pixels: int, sigma: float) -> Tensor:
 
 
 MOST_PATCHES = 1024
-"""Largest number of patches along a side of an image: above any use, below what fills the memory at once."""
+"""Largest number of patches along a side of an image: more than any use needs, and few enough for the memory."""
 
 
 COARSE = 16
-"""Patches along the grid on which the smoothing of image scores is given."""
+"""Number of patches along the reference grid, for which the smoothing of image scores is configured."""
 
 
 class PatchTask(StandardisedTask):
@@ -76,23 +76,23 @@ class PatchTask(StandardisedTask):
 
     Args:
         backbone: Frozen feature extractor.
-        grid: Patches along the side of what the backbone sees at once: of a tile, else of the image's short side. The
-            grid of an image, H0 x W0, has as many rows and columns of such patches as the image holds.
+        grid: Number of patches along the side of a tile or, without tiles, along the image's short side. The grid of an
+            image, H0 x W0, has as many rows and columns of such patches as fit into the image.
         image_size: Side of the images in pixels, or their height and width.
         standardise: Whether channels are standardised over the training patches.
         shrinkage: See `channel_scale`.
         average_pool: Which layers are averaged over 3x3 neighbouring positions: True for all, as in CFA and PatchCore;
             ``"last"`` for the last, which keeps small defects sharp in maps; False for none.
         sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
-        rim: Patches at each side of the grid that image scores leave out: features there depend on what the backbone
-            pads its input with.
+        rim: Number of patches at each side of the grid that image scores leave out: features there depend on the
+            padding of the backbone's input.
         top: Share of a map's pixels, the highest, whose mean is the image score; 0 for the maximum.
-        tile: Side of the tiles that the backbone sees one by one, in pixels; None where it sees whole images.
-        image_sigma: Standard deviation of the smoothing behind image scores on a grid of `COARSE` patches, as a share
-            of what the grid lies along. It grows with the grid: the finer that is, the less of a defect does a patch
-            see. None for the smoothing of the map.
-        scales: Number of sizes, whole, half, quarter and so on, over which features that are averaged in all layers are
-            averaged too; None for those of `at_scales`.
+        tile: Side of the tiles that the backbone sees one by one, in pixels; None if it sees whole images.
+        image_sigma: Standard deviation of the smoothing for image scores on a grid of `COARSE` patches, as a share of
+            the side of a tile or the short side of the image. It grows in proportion to the grid: the finer the grid,
+            the less of a defect a patch sees. None for the smoothing of the map.
+        scales: Number of image sizes (whole, half, quarter and so on) over which features are averaged, where they are
+            averaged in all layers; None for the sizes of `at_scales`.
 
     Attributes:
         whiten: Share of the mean variance that is added to the variance of every direction, before standardised
@@ -158,10 +158,10 @@ class PatchTask(StandardisedTask):
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
     def with_pyramid(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds the backbone's features of each layer to a batch of images, for all that look at it."""
+        """Adds the backbone's features of each layer to a batch of images, so that they are computed only once."""
         if "image" not in batch or "pyramid" in batch:
             return {**batch}
-        with full_precision(self.mean):  # as cached features are computed
+        with full_precision(self.mean):  # cached features are computed in full precision too
             return {**batch, "pyramid": self.backbone(batch["image"])}
 
     def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
@@ -169,7 +169,7 @@ class PatchTask(StandardisedTask):
 
         Args:
             batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, H, W].
-            average_pool: Layers that are averaged; None for those of the task.
+            average_pool: Layers that are averaged over neighbouring positions; None for the setting of the task.
 
         Returns:
             Patch features [B, H0 * W0, C], not standardised.
@@ -177,17 +177,18 @@ class PatchTask(StandardisedTask):
         pyramid = self.with_pyramid(batch)["pyramid"]
         pooled = self.average_pool if average_pool is None else average_pool
         count, layers = len(self.backbone.channels), []
-        for place in range(count):
-            average = pooled is True or (pooled == "last" and place == count - 1)
-            # Smaller sizes of the image tell more of diffuse defects, and blur maps.
-            sizes = pyramid[place::count] if pooled is True else pyramid[place : place + 1]
-            seen = [self._on_grid(layer, average) for layer in sizes]
-            layers.append(seen[0] if len(seen) == 1 else torch.stack(seen).mean(0))
+        for index in range(count):
+            average = pooled is True or (pooled == "last" and index == count - 1)
+            # Smaller sizes of the image show diffuse defects better, but blur maps: they are used with the pooling of
+            # all layers only. The pyramid has all layers of the whole image first, then those of the next size.
+            sizes = pyramid[index::count] if pooled is True else pyramid[index : index + 1]
+            maps = [self._on_grid(layer, average) for layer in sizes]
+            layers.append(maps[0] if len(maps) == 1 else torch.stack(maps).mean(0))
         return torch.cat(layers, dim=1).transpose(1, 2)
 
     def _on_grid(self, layer: Tensor, average: bool) -> Tensor:
         """Resizes a layer's features [B, C_l, H_l, W_l] to the grid [B, C_l, H0 * W0]."""
-        # With channels last both steps are several times as fast, and give the same numbers.
+        # With channels last both steps are several times faster, and give the same numbers.
         layer = layer.to(memory_format=torch.channels_last)
         if average:
             layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
@@ -196,7 +197,7 @@ class PatchTask(StandardisedTask):
         return layer.flatten(2)
 
     def standardised(self, patches: Tensor) -> Tensor:
-        """Standardises and whitens patch features [..., C] by the statistics that are loaded."""
+        """Standardises and whitens patch features [..., C] by the loaded statistics."""
         patches = (patches - self.mean) / self.scale
         with full_precision(patches):
             return patches if self.whiten is None else patches @ self.whitening
@@ -226,11 +227,11 @@ class PatchTask(StandardisedTask):
 
     @property
     def kinds(self) -> int:
-        """Number of kinds of images that have moments of their own: products, and all that have no such name."""
+        """Number of kinds of images with their own moments: each named product, and all other images together."""
         return len(self.products) + 1 if len(self.products) > 1 else 1
 
     def nearest_kind(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Computes which kind each image looks like [B]; None where the task has one model of all."""
+        """Computes the kind that each image looks like [B]; None if the task has one model of all images."""
         return None
 
     @torch.no_grad()
@@ -241,9 +242,9 @@ class PatchTask(StandardisedTask):
 
         Args:
             loader: Local batches; with several kinds, their ``product`` is the kind of each image.
-            folds: Number of sets that the images of a kind are dealt to in turn.
+            folds: Number of sets among which the images of a kind are dealt in turn.
             average_pool: See `embed`.
-            kinds: Number of kinds, each with sets of its own; sets are returned kind by kind.
+            kinds: Number of kinds, each with its own sets; sets are returned kind by kind.
         """
         tallies = [[Tally(self.channels) for _ in range(folds)] for _ in range(kinds)]
         vectors_seen = [0] * kinds
@@ -269,21 +270,21 @@ class PatchTask(StandardisedTask):
             self.whitening = symmetric(whitening, self.channels).to(self.whitening)
 
     def statistics_of(self, moments: Moments) -> dict[str, Tensor]:
-        """Computes what `load_statistics` loads from the moments of frozen features."""
+        """Computes the arguments of `load_statistics` from the moments of frozen features."""
         return statistics_of(moments, self.standardise, self.shrinkage, self.whiten)
 
     def standardise_locally(self, loader: DataLoader) -> None:
-        """Loads statistics of local features, unless some were loaded."""
+        """Computes and loads statistics of local features, unless some were loaded."""
         if self.mean.isnan().any():
             _, mean, variance = self.channel_moments(loader)
             self.load_statistics(mean, channel_scale(variance, self.shrinkage))
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Standardises by local statistics, where asked and unless pooled ones were loaded."""
+        """Loads local statistics if the task standardises, unless pooled ones were loaded."""
         self.standardise_locally(loader)
 
     def loaded_statistics(self) -> dict[str, Tensor]:
-        """Returns what `load_statistics` has loaded, on the CPU."""
+        """Returns the loaded statistics, in the form of `load_statistics`, on the CPU."""
         loaded = {"mean": self.mean.cpu(), "scale": self.scale.cpu()}
         return (
             loaded if self.whiten is None else {**loaded, "whitening": upper_triangle(self.whitening.cpu())}
@@ -295,7 +296,7 @@ class PatchTask(StandardisedTask):
         return maps
 
     def judge(self, scores: Tensor) -> Tensor:
-        """Computes image scores [B] of patch scores [B * H0 * W0]: the peak of their map, the rim left out."""
+        """Computes image scores [B] from patch scores [B * H0 * W0]: the peak of their map without its rim."""
         grids = scores.reshape(-1, *self.grid)
         if self.rim:
             rows, columns = (slice(self.rim, patches - self.rim) for patches in self.grid)
@@ -323,20 +324,20 @@ class SubspaceTask(PatchTask):
 
         Args:
             centre: Means of frozen features [N, C].
-            basis: Directions outside their subspace [N, C, R]; with a bank, of such lengths that residuals of normal
+            basis: Directions outside the subspaces [N, C, R]; with a bank they are scaled, so that residuals of normal
                 patches are as long as the bank's features.
         """
         self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
 
     def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
-        """Loads a memory [K, C] and, where image scores use them, the usual distance of patches to each vector [K]."""
+        """Loads a memory [K, C] and, if image scores use them, the usual distances of patches to its vectors [K]."""
         self.memory = memory.to(self.memory)
         if radii is not None:
             self.radii = radii.to(self.radii)
 
 
 def _grid(size: tuple[int, int], grid: int, tile: int | None) -> tuple[int, int]:
-    """Returns rows and columns of square patches, of which ``grid`` lie along a tile or the short side."""
+    """Returns the rows and columns of square patches, if ``grid`` of them lie along a tile or the short side."""
     side = tile or min(size)
     rows, columns = (max(1, round(pixels * grid / side)) for pixels in size)
     if max(rows, columns) > MOST_PATCHES:
@@ -348,9 +349,17 @@ def _grid(size: tuple[int, int], grid: int, tile: int | None) -> tuple[int, int]
 
 
 def sample_patches(number: int | None, *rows: Tensor) -> tuple[Tensor, ...]:
-    """Draws the same random patches of each image from tensors [B, P, ...]: [B, number, ...]; all for None."""
+    """Draws random patches of each image, the same from all tensors [B, P, ...].
+
+    Args:
+        number: Number of patches of each image; None for all.
+        *rows: Tensors [B, P, ...].
+
+    Returns:
+        Tensors [B, number, ...].
+    """
     images, patches = rows[0].shape[:2]
     if number is None or number >= patches:
         return rows
-    places = torch.rand(images, patches).argsort(dim=1)[:, :number, None].to(rows[0].device)
-    return tuple(part.take_along_dim(places, dim=1) for part in rows)
+    chosen = torch.rand(images, patches).argsort(dim=1)[:, :number, None].to(rows[0].device)
+    return tuple(tensor.take_along_dim(chosen, dim=1) for tensor in rows)

@@ -26,8 +26,8 @@ class Representation(Task):
 
     Attributes:
         warmup: Number of rounds of a warm-up, in which another loss is trained.
-        scores_turned: Whether scores look at an image in its four rotations: frozen features of these are computed
-            beside the image's own, and come as ``turned`` [B, 4, C].
+        scores_turned: Whether scores use an image in its four rotations. Their frozen features are then computed beside
+            the image's own, and are ``turned`` [B, 4, C] in a batch.
 
     Raises:
         UserError: If the projection has no dimension.
@@ -67,11 +67,11 @@ class Representation(Task):
 
     @property
     def current_loss(self) -> RepresentationLoss:
-        """The loss of this round, which says what views are drawn."""
+        """The loss of this round, which decides what views are drawn."""
         raise NotImplementedError
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Draws the views for the loss of this round, as one batch of V B images; ``views`` [V, B, ...] beside it."""
+        """Draws the views for this round's loss: as one batch of V B images ``image``, and as ``views`` [V, B, ...]."""
         if "views" in batch:
             views = self.current_loss.drawn_views(batch["views"])
             return {**batch, "image": views.flatten(0, 1), "views": views}

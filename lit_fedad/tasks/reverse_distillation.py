@@ -16,18 +16,20 @@ from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import AnomalyMap
 
 _WIDE = 256
-"""Channels of the finest map from which on residual blocks are bottlenecks, as in the authors' wide ResNet."""
+"""Fewest channels of the finest map with which residual blocks are bottlenecks, as in the authors' wide ResNet."""
 
-_LEAST = 3
-"""Positions along a side of the deepest map, so that a code has several: one of one image has no batch statistics."""
+_MIN_SIDE = 3
+"""Fewest positions along a side of the deepest map, so that a code has several: a batch of one image with a single
+position would have no batch statistics."""
 
 
 class ReverseDistillation(Task):
-    """A decoder that mirrors a frozen backbone, and is given no more than a one-class embedding of its features.
+    """A decoder that mirrors a frozen backbone, and gets only a one-class embedding of the backbone's features.
 
-    All maps of the backbone are brought to the resolution of the deepest, joined and embedded in a code of half that
-    resolution; from it the decoder builds the maps again, the deepest first. What it has not learnt to build is
-    anomalous. Loss and score are those of the authors' code: the loss compares whole maps, the score positions.
+    All maps of the backbone are brought to the resolution of the deepest one, concatenated, and embedded in a code of
+    half that resolution. From the code the decoder rebuilds the maps, the deepest first. Features that it has not
+    learnt to rebuild are anomalous. Loss and score are those of the authors' code: the loss compares whole maps, the
+    score compares them position by position.
 
     Args:
         backbone: Frozen feature extractor, whose maps halve their resolution from layer to layer.
@@ -60,10 +62,10 @@ class ReverseDistillation(Task):
                 f"task reverse_distillation: the backbone's maps have {shapes} positions, and each must have half of"
                 " those before along a side; give backbone=resnet18"
             )
-        if min(shapes[-1]) < _LEAST:
+        if min(shapes[-1]) < _MIN_SIDE:
             raise UserError(
                 f"image.size={image_size}: the backbone's deepest map has {shapes[-1]} positions, and task"
-                f" reverse_distillation needs {_LEAST} along a side; give larger images"
+                f" reverse_distillation needs {_MIN_SIDE} along a side; give larger images"
             )
         self.backbone, self.learning_rate = backbone, learning_rate
         self.num_features = 2 * backbone.channels[-1]
@@ -72,7 +74,7 @@ class ReverseDistillation(Task):
         self.draw_maps = nn.ModuleList(AnomalyMap(shape, (height, width), sigma) for shape in shapes)
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Computes the backbone's maps, once for all that look at the view."""
+        """Computes the backbone's maps, only once for all users of the view."""
         return {"pyramid": batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
@@ -90,24 +92,24 @@ class ReverseDistillation(Task):
         maps = self.view(batch)["pyramid"]
         rebuilt = self.rebuilt(features, maps)
         with full_precision(features):
-            similar = [
+            cosines = [
                 F.cosine_similarity(f.float().flatten(1), g.float().flatten(1))
                 for f, g in zip(maps, rebuilt, strict=True)
             ]
-            return {"loss": torch.stack([(1 - cosine).mean() for cosine in similar]).sum()}
+            return {"loss": torch.stack([(1 - cosine).mean() for cosine in cosines]).sum()}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Computes smoothed maps of ``sum_l (1 - cos)`` by position (RD4AD Eq. 1), and their maximum."""
         maps = self.view(batch)["pyramid"]
-        drawn = [
+        layer_maps = [
             draw(1 - F.cosine_similarity(f.float(), g.float()))
             for draw, f, g in zip(self.draw_maps, maps, self.rebuilt(features, maps), strict=True)
         ]
-        total = torch.stack(drawn).sum(0)
-        return Prediction(image_score=total.flatten(1).amax(1), anomaly_map=total)
+        anomaly_map = torch.stack(layer_maps).sum(0)
+        return Prediction(image_score=anomaly_map.flatten(1).amax(1), anomaly_map=anomaly_map)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Scores a batch, of which the backbone's maps are computed once."""
+        """Scores a batch; the backbone's maps are computed only once."""
         return super().predict_step({**batch, **self.view(batch)}, batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -125,7 +127,7 @@ class Embedder(nn.Module):
 
     def __init__(self, channels: Sequence[int], blocks: int) -> None:
         super().__init__()
-        # A map meets one strided convolution for each layer between it and the deepest.
+        # A map passes one strided convolution for each step of resolution between it and the deepest map.
         self.reduce = nn.ModuleList(
             nn.Sequential(
                 *(_normed(_conv3(a, b, stride=2), relu=True) for a, b in pairwise(channels[level:]))
@@ -163,13 +165,15 @@ class Decoder(nn.Module):
         """Computes maps of the given heights and widths, both the finest first."""
         built, current = [], code
         for stage, (height, width) in zip(self.stages, reversed(shapes), strict=True):
-            current = stage(current)[:, :, :height, :width]  # odd sides were rounded up when they were halved
+            current = stage(current)[
+                :, :, :height, :width
+            ]  # crops: the backbone rounds up when it halves odd sides
             built.append(current)
         return built[::-1]
 
 
 class Residual(nn.Module):
-    """A residual block: of two convolutions, or if narrow of three with half of the channels between.
+    """A residual block of two convolutions or, if narrow, of three with half of the channels in the middle.
 
     Args:
         inputs: Input channels.
@@ -212,7 +216,7 @@ def _conv3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _normed(layer: nn.Module, relu: bool = False) -> nn.Sequential:
-    """Puts batch normalisation behind a convolution, and a ReLU if asked."""
+    """Appends batch normalisation to a convolution, and a ReLU if ``relu`` is set."""
     (weight,) = layer.parameters()
     outputs = weight.shape[1 if isinstance(layer, nn.ConvTranspose2d) else 0]
     return nn.Sequential(layer, nn.BatchNorm2d(outputs), *([nn.ReLU()] if relu else []))

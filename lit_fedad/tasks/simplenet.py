@@ -20,9 +20,9 @@ class SimpleNet(PatchTask):
 
     Args:
         backbone: Frozen feature extractor.
-        noise: Standard deviation s, in units of the features, standardised or not. The authors' 0.015 is for those of a
-            wide ResNet as they are; on others it may be too little to be told from none.
-        margin: t.
+        noise: Standard deviation s, in units of the features, standardised or not. The authors' 0.015 is meant for
+            features of a wide ResNet that are not standardised; for others it may be too small to have an effect.
+        margin: Margin t of both hinges.
         hidden: Hidden units of the discriminator.
         adaptor_rate: Learning rate of the adaptor.
         learning_rate: Learning rate of the discriminator.
@@ -64,7 +64,7 @@ class SimpleNet(PatchTask):
 
     @torch.no_grad()
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes frozen features ``patches`` [B, P, C], once for all that look at the view."""
+        """Computes frozen features ``patches`` [B, P, C], only once for all users of the view."""
         return {"patches": self.standardised(self.embed(batch))}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
@@ -77,9 +77,9 @@ class SimpleNet(PatchTask):
         return self.discriminator(features.flatten(0, 1))[:, 0].float()
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the truncated L1 loss, of features as they are and with noise; both are normalised together."""
-        shifted = features + self.noise * torch.randn_like(features)
-        normal, anomalous = self.outputs(torch.cat([features, shifted])).chunk(2)
+        """Computes the truncated L1 loss of features without and with noise; one batch normalisation has both."""
+        noisy = features + self.noise * torch.randn_like(features)
+        normal, anomalous = self.outputs(torch.cat([features, noisy])).chunk(2)
         loss = (self.margin - normal).relu().mean() + (self.margin + anomalous).relu().mean()
         return {"loss": loss}
 
@@ -89,9 +89,9 @@ class SimpleNet(PatchTask):
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds Adam, with a rate for the adaptor and one for the discriminator and what a method adds."""
+        """Builds Adam, with one learning rate for the adaptor, and one for the discriminator and a method's weights."""
         adaptor = list(self.adaptor.parameters())
         others = [weight for weight in self.trainable if all(weight is not own for own in adaptor)]
-        parts = zip((adaptor, others), self.rates, strict=True)
-        groups = [{"params": weights, "lr": rate} for weights, rate in parts]
+        rated = zip((adaptor, others), self.rates, strict=True)
+        groups = [{"params": weights, "lr": rate} for weights, rate in rated]
         return torch.optim.Adam(groups, weight_decay=self.weight_decay)

@@ -1,4 +1,4 @@
-"""What the distances of patches to memory slots are worth: the loss in training, and the scores."""
+"""Functions of the distances of patches to memory slots: the loss in training, and the scores."""
 
 from typing import Protocol
 
@@ -16,9 +16,9 @@ MEDIAN = "median"
 class HingeLoss(nn.Module):
     """A hinge loss that attracts patches to their nearest memory slots (FedDyMem Eq. 12).
 
-    ``mean_k max(0, |m - m'_k| - th)`` over the K nearest slots, plus ``repulsion`` times
-    ``mean_j max(0, 1.1 th - |m - m'_j|)`` over the next J slots, which the paper lacks (it is CFA's) and without
-    which pure attraction may contract the features.
+    It is ``mean_k max(0, |m - m'_k| - th)`` over the K nearest slots, plus ``repulsion`` times
+    ``mean_j max(0, margin th - |m - m'_j|)`` over the next J slots. The second term is CFA's, and the paper lacks it;
+    without it attraction may contract the features.
 
     Args:
         threshold: Distance th below which a patch has no loss; ``"median"`` takes the median distance of normal
@@ -55,7 +55,7 @@ class HingeLoss(nn.Module):
         return self.neighbours + (self.repelled if self.repulsion else 0)
 
     def forward(self, distances: Tensor, threshold: Tensor) -> Tensor:
-        """Computes the loss of the distances to the `reach` nearest slots, ascending [n, reach], by the scalar th."""
+        """Computes the loss from ascending distances to the `reach` nearest slots [n, reach] and the scalar th."""
         near, far = distances[:, : self.neighbours], distances[:, self.neighbours :]
         loss = F.relu(near - threshold).mean()
         if far.shape[1]:
@@ -73,7 +73,7 @@ class Score(Protocol):
 
 
 class NearestDistance:
-    """The patch score by the distance to the nearest slot."""
+    """The distance to the nearest slot as patch score."""
 
     neighbours = 1
 
@@ -99,33 +99,33 @@ class Softmin:
 
 
 class LocalScale:
-    """The distance relative to the slot's distance of normal patches: ``min_k d_k / (r_k / r)^exponent``.
+    """The distance relative to the usual distance of normal patches to the slot: ``min_k d_k / (r_k / r)^exponent``.
 
-    Patches of a homogeneous surface lie close to their slot, those of a varied one far from it; without the scale,
-    images of varied products have the highest scores whether anomalous or not. Not in the paper.
+    Patches of a homogeneous surface lie close to their slot, those of a varied one far from it. Without the scale,
+    images of varied products have the highest scores whether anomalous or not. The paper has no such score.
 
     Args:
         exponent: Exponent of the scale on a grid of `COARSE` patches; 0 gives the plain distance, 1 the full scale.
-        neighbours: Number K of nearest slots of which the smallest scaled distance is taken: between a narrow slot and
-            a wide one, a normal patch may belong to the farther.
-        grid: Patches along the grid. On one finer than `COARSE`, patches see less of their surroundings and slots
-            differ more: an exponent below 1 grows with the grid's square root, until that is twice as fine, and to 1
-            at most.
+        neighbours: Number K of nearest slots over which the smallest scaled distance is taken: a normal patch between a
+            narrow slot and a wide one may belong to the wide one, though it is farther away.
+        grid: Number of patches along the grid. On grids finer than `COARSE`, patches see less of their surroundings and
+            slots differ more. There an exponent below 1 is multiplied by the square root of grid / COARSE, up to a grid
+            twice as fine, and to 1 at most.
     """
 
     def __init__(self, exponent: float = 0.5, neighbours: int = 1, grid: int = COARSE) -> None:
         at_least("task.image_score", 0, exponent=exponent)
         at_least("task.image_score", 1, neighbours=neighbours, grid=grid)
-        finer = min(2.0, max(1.0, grid / COARSE))
-        self.exponent, self.neighbours = max(exponent, min(1.0, exponent * finer**0.5)), neighbours
+        fineness = min(2.0, max(1.0, grid / COARSE))
+        self.exponent, self.neighbours = max(exponent, min(1.0, exponent * fineness**0.5)), neighbours
 
     def __call__(self, distances: Tensor, radii: Tensor, slots: Tensor) -> Tensor:
-        """Scores images' patches [n].
+        """Computes scores of patches [n].
 
         Args:
             distances: Distances to the nearest slots [n, K].
-            radii: Radius of each slot [slots]; those below a tenth of the mean are raised to it.
-            slots: The nearest slots [n, K].
+            radii: Radius of each slot [slots]; radii below a tenth of the mean are raised to a tenth.
+            slots: Numbers of the nearest slots [n, K].
         """
         typical = radii.mean().clamp(min=torch.finfo(radii.dtype).tiny)
         scale = (radii / typical).clamp(min=0.1) ** self.exponent

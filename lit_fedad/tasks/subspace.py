@@ -21,25 +21,25 @@ from lit_fedad.tasks.patches import SubspaceTask
 from lit_fedad.tasks.slot_distances import LocalScale
 
 PATCHES_PER_CLUSTER = 256
-"""Local patches that are clustered, for each cluster."""
+"""Number of local patches in the clustered sample, for each cluster."""
 
 
 class Subspace(SubspaceTask):
     """The task whose patch score is the residual of a principal component analysis of normal patches.
 
-    Image scores may be taken relative to what is usual near the same cluster of normal patches: some products vary more
-    than others.
+    Image scores may be taken relative to the usual residual near the same cluster of normal patches, since some
+    products vary more than others.
 
     A method may set the subspace and the clusters; otherwise the task fits them to local data. There is nothing to
     train.
 
     Args:
         backbone: Frozen feature extractor.
-        share: Share of the variance of normal features that the subspace holds, or ``"likelihood"`` (`fit_basis`).
+        share: Share of the variance of normal features that the subspace keeps, or ``"likelihood"`` (`fit_basis`).
         clusters: Number of clusters of normal patches; 0 for none.
         image_score: Patch score relative to the usual residual of the nearest cluster, for image scores.
-        products: Names of the products that have a subspace each, and one more for all other images; None for one
-            subspace. An image is scored by the one that leaves least of it.
+        products: Names of the products that each have a subspace; all other images share one more. None for a single
+            subspace. An image is scored by the subspace with the smallest residuals.
         **patches: See `PatchTask`.
 
     Raises:
@@ -84,7 +84,7 @@ class Subspace(SubspaceTask):
         return self.second_moments(loader, folds_of(self.share), kinds=self.kinds)
 
     def fit_subspace(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
-        """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspaces`."""
+        """Computes the arguments of `load_subspace` from the moments of all clients; see `fit_subspaces`."""
         return fit_subspaces(moments, self.share, self.shrinkage if self.standardise else None)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
@@ -107,25 +107,25 @@ class Subspace(SubspaceTask):
 
     @torch.no_grad()
     def residuals_by_cluster(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
-        """Computes the sum of squared residuals, and the number, of local patches by cluster, both [K] float64."""
+        """Computes, by cluster, the sum of squared residuals of local patches and their number, both [K] float64."""
         squares = torch.zeros(self.clusters, dtype=torch.float64)
         counts = torch.zeros_like(squares)
         for features in map_batches(self, loader, self):
             patches = features.flatten(0, 1).float()
-            at = nearest(patches, self.memory, 1)[1][:, 0].cpu()
+            cluster = nearest(patches, self.memory, 1)[1][:, 0].cpu()
             residuals = least_residuals(features, self.centre, self.basis)[0].flatten().double().cpu()
-            squares += torch.bincount(at, residuals.square(), minlength=self.clusters)
-            counts += torch.bincount(at, minlength=self.clusters)
+            squares += torch.bincount(cluster, residuals.square(), minlength=self.clusters)
+            counts += torch.bincount(cluster, minlength=self.clusters)
         return squares, counts
 
     def nearest_kind(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Computes whose subspace leaves least of each image [B]; None where all images have one."""
+        """Computes the product whose subspace has the smallest residuals of each image [B]; None for one subspace."""
         return least_residuals(self(batch), self.centre, self.basis)[1] if self.kinds > 1 else None
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the residuals of their patches."""
-        scores = judged = least_residuals(features, self.centre, self.basis)[0].flatten()
+        scores = image_values = least_residuals(features, self.centre, self.basis)[0].flatten()
         if self.clusters and self.image_score is not None:
             patches = features.flatten(0, 1).float()
-            judged = self.image_score(scores[:, None], self.radii, nearest(patches, self.memory, 1)[1])
-        return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
+            image_values = self.image_score(scores[:, None], self.radii, nearest(patches, self.memory, 1)[1])
+        return Prediction(image_score=self.judge(image_values), anomaly_map=self.draw(scores))

@@ -47,7 +47,7 @@ def play(federate, data, **settings):
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 2, 9), (3, 2, 5, 2)])
 def test_is_the_central_fit_whatever_the_partition(federate, make_loader, sizes, secure, monkeypatch):
-    monkeypatch.setattr(padim, "_HELD", 1)  # each batch is a group of its own
+    monkeypatch.setattr(padim, "_MAX_VALUES", 1)  # each batch is a group of its own
     data = {client: make_loader(size, client) for client, size in enumerate(sizes)}
     settings = {"secure_sum": SecureSum()} if secure else {}
     task = play(federate, data, **settings).client.task

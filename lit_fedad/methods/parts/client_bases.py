@@ -24,7 +24,7 @@ class AnchoredClient(FedAvgClient):
     """A client that keeps the weights w^t that it received beside those that it trains.
 
     Attributes:
-        anchor: w^t by name, of the weights that train, on the client's device; empty before training.
+        anchor: The received values w^t of the trained weights, by name, on the client's device; empty before training.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -42,7 +42,7 @@ class AnchoredClient(FedAvgClient):
 
 
 class PersonalModelClient(FedAvgClient):
-    """A client with two models of one form, trained on the same batches: the task's, which is shared, and its own."""
+    """A client that trains two models of one architecture on the same batches: the shared task's and a personal one."""
 
     own_model = True
     state_names = ("personal_entries",)
@@ -62,7 +62,7 @@ class PersonalModelClient(FedAvgClient):
         self.personal.load_state_dict(entries, strict=False)
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
-        """Recomputes the task's bank; before training also that of the personal model, under what it predicts with."""
+        """Recomputes the task's bank; before training also the personal model's, under the weights it predicts with."""
         super().refresh(loader, predicts)
         if predicts:
             return
@@ -75,16 +75,16 @@ class PersonalModelClient(FedAvgClient):
             self.task.load_state_dict(shared, strict=False)
 
     def _copy_bank(self) -> None:
-        """Gives the personal model what the task has computed from local data."""
+        """Copies to the personal model what the task has computed from local data."""
         state = self.task.state_dict()
         self.personal.load_state_dict({name: state[name] for name in self.task.local_buffers}, strict=False)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds one optimiser of both models, at this round's rates."""
+        """Builds one optimiser of both models, with the learning rates of this round."""
         self.personal.round = self.task.round
         optimizer = self.task.configure_optimizers()
         for group in self.personal.configure_optimizers().param_groups:
-            # without the backbone, which the first group holds
+            # Without the frozen backbone: both models share it, and the task's groups hold it already.
             trained = [parameter for parameter in group["params"] if parameter.requires_grad]
             optimizer.add_param_group({**group, "params": trained})
         return optimizer
@@ -121,10 +121,10 @@ class CountingClient(FedAvgClient):
 
 
 class CountingServer(FedAvgServer):
-    """A server that is also told the clients' numbers of images of each class."""
+    """A server that also receives the clients' numbers of images of each class."""
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks that a client counts as many images as it has."""
+        """Checks that the counts of a client add up to its number of images."""
         images = int(update.message[COUNTS].sum())
         if images != update.num_samples:
             raise UserError(f"the client counts {images} images of its {update.num_samples}")

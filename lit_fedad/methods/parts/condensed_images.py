@@ -14,10 +14,10 @@ IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
 
 
 class Knowledge(NamedTuple):
-    """Condensed images of a round, as sent.
+    """Condensed images of a round, as clients send them.
 
     Attributes:
-        images: Images, uint8 or float32 in the range of pixels [n, C, H, W].
+        images: Images [n, C, H, W], uint8 or float32 in the range of pixels.
         labels: Labels, int64 [n].
     """
 
@@ -41,12 +41,12 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
             " images to fewer clients"
         )
     first, *others = senders
-    form = senders[first][IMAGES].shape[1:]
+    shape = senders[first][IMAGES].shape[1:]
     for client in others:
-        if senders[client][IMAGES].shape[1:] != form:
-            other = tuple(senders[client][IMAGES].shape[1:])
+        if senders[client][IMAGES].shape[1:] != shape:
+            other_shape = tuple(senders[client][IMAGES].shape[1:])
             raise UserError(
-                f"clients sent images of the sizes {tuple(form)} and {other}; bring them to one size"
+                f"clients sent images of the sizes {tuple(shape)} and {other_shape}; bring them to one size"
             )
     images = [message[IMAGES] for message in senders.values()]
     labels = [message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]
@@ -57,7 +57,7 @@ def synthetic_images(size: int, share: float, minimum: int) -> int:
     """Returns the number of synthetic images of a class.
 
     Args:
-        size: Number of its real images.
+        size: Number of real images of the class.
         share: Ratio of synthetic to real images; the number is rounded up.
         minimum: Fewest synthetic images.
     """
@@ -65,9 +65,9 @@ def synthetic_images(size: int, share: float, minimum: int) -> int:
 
 
 def as_bytes(pixels: Tensor) -> Tensor:
-    """Converts pixels in [0, 1] to uint8 in 256 levels; values out of this range are clipped."""
+    """Converts pixels in [0, 1] to uint8; values out of this range are clipped."""
     return (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
 
 
-# Servers keep it in checkpoints, which are read as data: other classes are refused there.
+# Checkpoints of servers hold Knowledge. They are read as data (`weights_only`), which refuses unregistered classes.
 torch.serialization.add_safe_globals([Knowledge])

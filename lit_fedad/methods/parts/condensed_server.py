@@ -1,4 +1,4 @@
-"""A server that trains a classifier on condensed images, whoever condensed them, and its clients."""
+"""A server that trains a classifier on condensed images, whether clients or the server condensed them; its client."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from lit_fedad.tasks.classifier import Classifier
 
 
 class CondensedClient(ServerModelClient):
-    """A client that receives weights which the server has trained, and trains none itself.
+    """A client that receives weights that the server has trained, and trains none itself.
 
     Args:
         mean: Mean of each channel in [0, 1], for the normalisation of images.
@@ -43,7 +43,7 @@ class CondensedClient(ServerModelClient):
         self.quantize = quantize
 
     def shown(self, sent: Message) -> list[Shown]:
-        """Lists what an upload shows of single images: the model that the server trains on the images in it."""
+        """Lists what an upload shows of single images: the model that the server can train on the images in it."""
         return [SharedModel()] if IMAGES in sent else []
 
 
@@ -51,17 +51,17 @@ class CondensedServer(FedAvgServer):
     """A server that trains the current model on condensed images.
 
     It reports number and size of the round's images, training loss and accuracy, and ``knowledge_mmd``: the mean over
-    classes of the Gaussian MMD^2 between the features of this and the last round's images under the new weights;
-    ``knowledge_mmd_random`` is that under the initial weights.
+    classes of the Gaussian MMD^2 between the features of this and the last round's images under the new weights.
+    ``knowledge_mmd_random`` is the same under the initial weights.
 
     Args:
         client: A client, for the initial weights and the form of images.
         training: Epochs, batches and learning rate of training in a round.
 
     Attributes:
-        knowledge: The images that it trains on, by the round that they are of.
+        knowledge: The images that the server trains on, by the round in which they came.
         rounds_kept: Number of latest rounds whose images are used; None for all.
-        advice: The warning after round 1 about classes without an image; ``{}`` stands for their numbers.
+        advice: The warning after round 1 about classes without an image; ``{}`` stands for the numbers of the classes.
     """
 
     state_names = ("knowledge",)
@@ -88,20 +88,20 @@ class CondensedServer(FedAvgServer):
             UserError: If training diverges.
         """
         last = self.knowledge.get(max(self.knowledge, default=0))
-        every = {**self.knowledge, self.context.round: new}
-        self.knowledge = dict(sorted(every.items())[-(self.rounds_kept or len(every)) :])
+        by_round = {**self.knowledge, self.context.round: new}
+        self.knowledge = dict(sorted(by_round.items())[-(self.rounds_kept or len(by_round)) :])
         mib = new.images.numel() / 2**20  # at one byte per value, and at four
         self.report = {"images": float(len(new.labels)), "images_mib": mib, "images_mib_float32": 4 * mib}
-        self.weights, trained = self._train(list(self.knowledge.values()), extra)
-        self.report |= trained
+        self.weights, training_report = self._train(list(self.knowledge.values()), extra)
+        self.report |= training_report
         if last is not None:
-            moved = {"knowledge_mmd": self.weights, "knowledge_mmd_random": self.initial}
-            self.report |= {name: self._distance(last, new, weights) for name, weights in moved.items()}
-        shown = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
-        self._unowned = [label for label in range(self.task.classes) if label not in shown]
+            models = {"knowledge_mmd": self.weights, "knowledge_mmd_random": self.initial}
+            self.report |= {name: self._distance(last, new, weights) for name, weights in models.items()}
+        seen = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
+        self._unowned = [label for label in range(self.task.classes) if label not in seen]
 
     def knowledge_of(self, message: Message) -> Knowledge | None:
-        """Returns the images that an observer has of one upload; None for none."""
+        """Returns the condensed images that an observer gets from one upload; None for none."""
         raise NotImplementedError
 
     def trained_on(self, message: Message) -> Message:
@@ -112,7 +112,7 @@ class CondensedServer(FedAvgServer):
     def _train(
         self, knowledge: Sequence[Knowledge], extra: ExtraLoss | None
     ) -> tuple[Message, dict[str, float]]:
-        """Trains from the current weights and returns the new ones."""
+        """Trains from the current weights on condensed images; returns the new weights and scalars to track."""
         task, fabric = self.task, self.launched
         task.load_state_dict(self.weights, strict=False)
         task.to(fabric.device)
@@ -151,9 +151,9 @@ class CondensedServer(FedAvgServer):
 
     def _distance(self, last: Knowledge, new: Knowledge, weights: Message) -> float:
         """Computes the mean MMD^2 between two rounds' features over their common classes (FedVCK, appendix)."""
-        sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
+        rounds = [(self._features(part.images, weights), part.labels) for part in (last, new)]
         classes = set(last.labels.tolist()) & set(new.labels.tolist())
-        pairs = [[features[labels == label] for features, labels in sides] for label in sorted(classes)]
+        pairs = [[features[labels == label] for features, labels in rounds] for label in sorted(classes)]
         distances = [float(mmd(before, after, "gaussian")) for before, after in pairs]
         return sum(distances) / len(distances) if distances else math.nan
 

@@ -23,8 +23,8 @@ from lit_fedad.tasks.contrastive import Contrastive
 class InstanceQueues:
     """First-in, first-out queues of every teacher's last Q embeddings, initially random directions.
 
-    A teacher embeds an image once a round, so that an image that is queued again has an equal key: a queue holds it
-    once, and how often it is there.
+    A teacher embeds each image only once a round, so an image that is queued again has the same key. A queue therefore
+    stores each key once, together with the number of times that it is queued.
 
     Args:
         embeddings: Unit vectors of all public images under every teacher [C, P, D].
@@ -88,27 +88,27 @@ def attend(
     Args:
         z: Unit vectors [B, D].
         keys: Unit vectors [K, D].
-        temperature: Temperature tau; one for each vector [B, 1] where they differ.
+        temperature: Temperature tau; a tensor [B, 1] gives each vector its own.
         own: One additional key for each vector [B, D].
-        counts: How often each key is queued [K]; None for once.
+        counts: How often each key is queued [K]; None if each is queued once.
 
     Returns:
         ``log sum_j e^{z . d_j / tau}`` [B], and the mean of the keys under the distribution [B, D].
     """
     z = z / temperature
     logits = z @ keys.T if counts is None else torch.addmm(counts.to(z).log(), z, keys.T)
-    extra = None if own is None else (z * own).sum(1)
-    largest = logits.amax(1) if extra is None else logits.amax(1).maximum(extra)
-    shares = logits.sub_(largest[:, None]).exp_()  # the only pass of exponentials over [B, K]
+    own_logits = None if own is None else (z * own).sum(1)
+    largest = logits.amax(1) if own_logits is None else logits.amax(1).maximum(own_logits)
+    shares = logits.sub_(largest[:, None]).exp_()  # in place, and the only exponentials of a tensor [B, K]
     total, mean = shares.sum(1), shares @ keys
-    if own is not None and extra is not None:
-        share = (extra - largest).exp()
-        total, mean = total + share, mean + share[:, None] * own
+    if own is not None and own_logits is not None:
+        own_share = (own_logits - largest).exp()
+        total, mean = total + own_share, mean + own_share[:, None] * own
     return largest + total.log(), mean / total[:, None]
 
 
 class _WithGradient(torch.autograd.Function):
-    """A value whose gradient is known."""
+    """A function that returns a given value, and passes a given gradient back to its argument."""
 
     @staticmethod
     def forward(ctx: Any, argument: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
@@ -134,9 +134,9 @@ def distillation_loss(
     """Computes the weighted cross-entropy between the teachers' and the student's distributions (FADngs Eq. 13).
 
     The logarithm of Q_c is linear in the keys except for its normaliser, so that only the mean of the keys under P_c is
-    needed: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. The gradient by z is the mean of
-    the keys under Q_c less that under P_c, over tau: one pass over a queue gives all. No tensor of size B x K is kept
-    from one teacher to the next.
+    needed: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. The gradient with respect to z is
+    the mean of the keys under Q_c minus that under P_c, divided by tau: one pass over a queue gives loss and gradient.
+    No tensor of size B x K is kept from one teacher to the next.
 
     Args:
         student: The student's unit vectors of a batch [B, D], with gradient.
@@ -146,23 +146,23 @@ def distillation_loss(
         teacher_temperature: Temperature tau of FADngs Eq. 11.
         student_temperature: Temperature tau of FADngs Eq. 12.
         own_key: Whether a teacher's embedding of an image is an additional key, as in the released code.
-        counts: How often each key is queued [K]; None for once.
+        counts: How often each key is queued [K]; None if each is queued once.
 
     Returns:
         The mean over the batch.
     """
-    fixed, size = student.detach(), len(student)
-    temperature = fixed.new_tensor([student_temperature, teacher_temperature]).repeat_interleave(size)[
+    constant, size = student.detach(), len(student)
+    temperature = constant.new_tensor([student_temperature, teacher_temperature]).repeat_interleave(size)[
         :, None
     ]
-    loss, gradient = fixed.new_zeros(()), torch.zeros_like(fixed)
+    loss, gradient = constant.new_zeros(()), torch.zeros_like(constant)
     for z, keys, weight in zip(teachers, queues, weights, strict=True):
-        values, means = attend(
-            torch.cat([fixed, z]), keys, temperature, z.repeat(2, 1) if own_key else None, counts
+        normalisers, means = attend(
+            torch.cat([constant, z]), keys, temperature, z.repeat(2, 1) if own_key else None, counts
         )
-        mean, target = means.split(size)
-        loss += weight * (values[:size] - (fixed * target).sum(1) / student_temperature).mean()
-        gradient += weight / (size * student_temperature) * (mean - target)
+        student_mean, teacher_mean = means.split(size)
+        loss += weight * (normalisers[:size] - (constant * teacher_mean).sum(1) / student_temperature).mean()
+        gradient += weight / (size * student_temperature) * (student_mean - teacher_mean)
     return _WithGradient.apply(student, loss, gradient)
 
 
@@ -192,8 +192,8 @@ class EnsembleDistillation:
     """Self-supervised ensemble distillation (FADngs, Section III-D).
 
     Attributes:
-        queue: Instances per queue Q.
-        epochs: Passes over the public images per round E_g.
+        queue: Number Q of embeddings in each queue.
+        epochs: Passes E_g over the public images per round.
         batch_size: Public images per batch.
         learning_rate: Learning rate of SGD.
         decay: Whether the learning rate falls over the rounds as the clients' does, or is constant.
@@ -262,8 +262,8 @@ class EnsembleDistillation:
         images = public.to(device)
         embeddings, weights = self._teacher_embeddings(task, list(teachers.values()), images, fabric)
         task.load_state_dict(start, strict=False)
-        draw = context.generator("distillation")
-        queues = InstanceQueues(embeddings, self.queue, draw)
+        generator = context.generator("distillation")
+        queues = InstanceQueues(embeddings, self.queue, generator)
         optimizer = torch.optim.SGD(
             task.parameters(),
             lr=self.learning_rate * (task.decay if self.decay else 1),
@@ -276,7 +276,7 @@ class EnsembleDistillation:
             for module in task.modules():
                 module.train(not isinstance(module, _BatchNorm))
         for _ in range(self.epochs):
-            for batch in torch.randperm(len(images), generator=draw).split(self.batch_size):
+            for batch in torch.randperm(len(images), generator=generator).split(self.batch_size):
                 batch = batch.to(device)
                 if len(batch) == 1 and not self.freeze_normalisation:  # one image has no batch statistics
                     continue
@@ -312,18 +312,19 @@ class EnsembleDistillation:
     ) -> tuple[Tensor, Tensor]:
         """Computes every teacher's embeddings [C, P, D], once for all epochs, and the teachers' weights [C]."""
         task.eval()
-        rows, scores = [], []
+        embeddings, scores = [], []
         for weights in teachers:
             task.load_state_dict(weights, strict=False)
             with _precision(fabric):
                 features = torch.cat([task(as_batch(task, part)) for part in images.split(500)])
-                rows.append(task.project(features))
-                represented = task.represent(features)
-            scored = len(task.densities) > 0
-            scores.append(task.densities(represented) if scored else torch.zeros_like(represented[:, 0]))
+                embeddings.append(task.project(features))
+                vectors = task.represent(features)
+            has_densities = len(task.densities) > 0
+            scores.append(task.densities(vectors) if has_densities else torch.zeros_like(vectors[:, 0]))
         if self.weighting == "uniform":
-            return torch.stack(rows), torch.full((len(rows),), 1 / len(rows), device=images.device)
-        return torch.stack(rows), teacher_weights(torch.stack(scores))
+            uniform = torch.full((len(embeddings),), 1 / len(embeddings), device=images.device)
+            return torch.stack(embeddings), uniform
+        return torch.stack(embeddings), teacher_weights(torch.stack(scores))
 
 
 def as_batch(task: Contrastive, images: Tensor) -> Mapping[str, Tensor]:

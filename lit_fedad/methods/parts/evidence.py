@@ -33,7 +33,7 @@ from lit_fedad.tasks.patches import PatchTask
 
 
 def bank_sent(client: Client, received: Message, sent: Message) -> list[Shown]:
-    """Lists a client's own vectors of the bank in an upload, and its moments."""
+    """Lists what an upload shows of single images: the client's own vectors in its bank, and its moments."""
     task, shown = client.task, list[Shown]()
     assert isinstance(task, MemoryBank)
     if len(sent.get("memory", ())):
@@ -58,16 +58,16 @@ def predict_with_bank(server: Server, client: Client, update: Update) -> None:
 
 
 def moments_sent(client: Client, received: Message, sent: Message) -> list[Shown]:
-    """Lists the moments of a client's patches in an upload: of a bank, those of its subspace, where it has one."""
+    """Lists the moments of a client's patches in an upload; for a bank with a subspace those that the subspace uses."""
     task = client.task
     assert isinstance(task, PatchTask)
     if "covariance" not in sent or not len(sent["count"]):
         return []
-    sets, pool = list(MomentSets.of_message(sent)), None
+    sets, average_pool = list(MomentSets.of_message(sent)), None
     if isinstance(task, MemoryBank) and task.subspace is not None:
-        sets, pool = task.subspace_moments(sets), True
+        sets, average_pool = task.subspace_moments(sets), True
     moments = Moments.union(sets)
-    embed = partial(task.embed, average_pool=pool)
+    embed = partial(task.embed, average_pool=average_pool)
     return [SharedMoments(moments.mean, moments.covariance, lambda batch: embed(batch).cpu())]
 
 
@@ -77,12 +77,13 @@ def subspace_received(client: Client, received: Message) -> list[Shown]:
     assert isinstance(task, PatchTask)
     if "basis" not in received:
         return []
-    pool = True if isinstance(task, MemoryBank) else None
-    return [SharedSubspace(received["centre"], received["basis"], partial(task.embed, average_pool=pool))]
+    average_pool = True if isinstance(task, MemoryBank) else None
+    embed = partial(task.embed, average_pool=average_pool)
+    return [SharedSubspace(received["centre"], received["basis"], embed)]
 
 
 def own_vectors(task: MemoryBank, received: Message, sent: Message, round: int) -> Tensor:
-    """Computes a client's own vectors of the bank that it sent, as the server can.
+    """Computes a client's own vectors from the bank that it sent, as the server could.
 
     Where the client moved its bank towards the shared one, FedDyMem Eq. 16 is undone: ``m = own / (t + 1) +
     (1 - 1 / (t + 1)) m'``. Slots without patches stay m' and are left out.
@@ -106,7 +107,7 @@ def own_vectors(task: MemoryBank, received: Message, sent: Message, round: int) 
 
 
 def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) -> Invertible | None:
-    """Says that images can be sought for the bank in an upload, if it holds one.
+    """Says that an attack can reconstruct images from the bank in an upload, if it holds one.
 
     Args:
         client: The client.
@@ -114,20 +115,20 @@ def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) ->
         ordered: Whether the bank keeps the positions of patches.
 
     Raises:
-        UserError: If it does, and images are seen in tiles.
+        UserError: If the upload holds a bank, and the backbone sees images in tiles.
     """
     task = client.task
     assert isinstance(task, MemoryBank)
     backbone = task.backbone
     if "memory" not in sent:
         return None
-    if isinstance(backbone, TiledPyramid):  # tiles are seen without gradients
+    if isinstance(backbone, TiledPyramid):  # it computes the features of tiles without gradients
         raise UserError(
             "attack=inversion: a bank is shared, but images in tiles (image.tile) are not sought in it"
         )
 
     def encode(images: Tensor) -> Tensor:
-        # The layers themselves: as a whole, the frozen backbone gives no gradients.
+        # `features` runs the layers themselves: a call of the whole frozen backbone passes no gradients.
         return task({"pyramid": backbone.features(images)})
 
     return SentBank(
@@ -139,7 +140,7 @@ def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) ->
 
 
 def invertible_memory(client: Client, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
-    """Says the same of a memory, of which `PositionReduce` keeps the positions of patches."""
+    """Says that an attack can reconstruct images from a memory; `PositionReduce` keeps the positions of patches."""
     assert isinstance(client.task, MemoryBank)
     return invertible_bank(client, sent, ordered=isinstance(client.task.reduce, PositionReduce))
 
@@ -148,7 +149,7 @@ def invertible_memory(client: Client, received: MessageSpec, sent: MessageSpec) 
 
 
 def weights_sent(client: Client, received: Message, sent: Message) -> list[Shown]:
-    """Lists how a classifier's last layer changed, and that the weights in an upload predict."""
+    """Lists what an upload shows of single images: a classifier's changed last layer, and weights that predict."""
     shown, change = list[Shown](), _last_layer(client.task, received, sent)
     if change is not None:
         shown.append(change)
@@ -156,12 +157,12 @@ def weights_sent(client: Client, received: Message, sent: Message) -> list[Shown
 
 
 def weights_received(client: Client, received: Message) -> list[Shown]:
-    """Lists that the weights in the server's message predict."""
+    """Lists what the server's message shows of single images: weights that predict, if it has some."""
     return [SharedModel()] if _predicts(client.task, received, received) else []
 
 
 def invertible_model(client: Client, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
-    """Says that images in an upload are seen, or can be sought for the change of a classifier's weights."""
+    """Says whether an upload holds images, or an attack can reconstruct images from a classifier's changed weights."""
     task = client.task
     if IMAGES in sent:
         return SentImages(_as_pixels)
@@ -180,19 +181,19 @@ def _weights(task: Task) -> set[str]:
 
 
 def _predicts(task: Task, received: Message, message: Mapping[str, Any]) -> bool:
-    """Whether a message holds weights, and what else predictions depend on (a bank, say) crosses too."""
-    lacks = task.prepares and received.keys().isdisjoint(task.local_buffers)
-    return not lacks and not message.keys().isdisjoint(_weights(task))
+    """Returns whether an observer can predict with a message: it holds weights, and a bank, if needed, is sent too."""
+    lacks_bank = task.prepares and received.keys().isdisjoint(task.local_buffers)
+    return not lacks_bank and not message.keys().isdisjoint(_weights(task))
 
 
 def _last_layer(task: Task, received: Message, sent: Message) -> ChangedLayer | None:
-    """Finds how weight and bias of the last layer changed since they were received; None where they did not cross."""
+    """Computes how weight and bias of the last layer changed in training; None if they were not received and sent."""
     if not isinstance(task, Classifier) or not isinstance(task.classifier, nn.Linear):
         return None
-    # As loaded: of the models of all clients, which APPLE sends, the client's own.
-    begun = {f"classifier.{name}": value.detach() for name, value in task.classifier.named_parameters()}
-    if not all(n in received and n in sent and sent[n].shape == value.shape for n, value in begun.items()):
+    # The values that the client loaded: APPLE's message holds the models of all clients.
+    before = {f"classifier.{name}": value.detach() for name, value in task.classifier.named_parameters()}
+    if not all(n in received and n in sent and sent[n].shape == value.shape for n, value in before.items()):
         return None
-    changes = [sent[name].to(value) - value for name, value in begun.items()]
+    changes = [sent[name].to(value) - value for name, value in before.items()]
     bias = changes[1] if len(changes) > 1 else changes[0].new_zeros(len(changes[0]))
     return ChangedLayer(changes[0], bias, task, lambda batch: task.classifier(task(batch)))

@@ -1,7 +1,7 @@
 """How the statistics of features add up: from each client's counts, means and covariances to sums, and back.
 
-Sums of shares: with n the vectors that all clients can have at most, a client adds ``n_i / n m_i`` for its mean m_i, so
-that sums have the magnitude of single features, and fixed point is as fine as it can be.
+A client adds shares: with n the largest number of vectors that all clients together can have, it adds ``n_i / n m_i``
+for its mean m_i of n_i vectors. So sums have the magnitude of single features, and fixed point loses least.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ from lit_fedad.memory.moments import placed, upper_triangle
 Parts = Mapping[str, Tensor]
 
 LARGEST_FEATURE = 2.0**12
-"""Largest magnitude of a feature that sums have room for."""
+"""Largest magnitude of a feature for which the declared bounds of sums hold."""
 
 LARGEST_RESIDUAL = 2.0**9
-"""Largest root mean square of distances and residuals that sums have room for."""
+"""Largest root mean square of distances and residuals for which the declared bounds of sums hold."""
 
 MOST_STAGES = 64
-"""Sums by slot hold the images of earlier stages too: of at most so many times what clients hold now."""
+"""Largest number of images in sums by slot, which include those of earlier stages, over the images of this stage."""
 
 
 @dataclass(frozen=True)
 class FeatureSums:
-    """An addition of statistics of feature vectors.
+    """The base of additions of statistics of feature vectors.
 
     Attributes:
-        vectors_per_image: Number of vectors that count for an image.
+        vectors_per_image: Largest number of vectors that a statistic counts for an image.
     """
 
     vectors_per_image: int
@@ -68,11 +68,12 @@ class ChannelSums(FeatureSums):
 class MomentSums(FeatureSums):
     """The addition of ``count`` [n], ``mean`` [k, C] and ``covariance`` [k, C (C + 1) / 2] of n sets, k with vectors.
 
-    A client without new vectors adds zeros of the same form: the sum does not tell which clients have some.
+    A client without new vectors has no rows; secure aggregation puts zeros in their place, so that the sum does not
+    tell which clients have some.
     """
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
-        """Declares numbers of vectors, and sums of their values and products."""
+        """Declares the number of vectors of each set, and the sums of their values and products."""
         count, mean, covariance = (_sizes(spec[name]) for name in ("count", "mean", "covariance"))
         return {
             "count": SumSpec(count, self._vectors(asked), whole=True),
@@ -81,7 +82,7 @@ class MomentSums(FeatureSums):
         }
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
-        """Computes a client's sums; zeros, of the largest number of sets, where its message holds none."""
+        """Computes a client's sums by set: zeros for a set without vectors, and no rows for a message without sets."""
         counts, mean = message["count"], message["mean"].double()
         share = counts[counts > 0].double()[:, None] / self._vectors(asked)
         product = message["covariance"].double() + _products(mean)
@@ -89,7 +90,7 @@ class MomentSums(FeatureSums):
         return {"count": counts, **{name: placed(part, counts > 0) for name, part in parts.items()}}
 
     def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
-        """Computes the moments of all vectors; no set where no client has sent one."""
+        """Computes the moments of all vectors; there is no set if no client has sent a vector."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
         filled = sums["count"] > 0
         share = sums["count"][filled].double()[:, None] / self._vectors(asked)
@@ -110,7 +111,7 @@ class ClusterSums(FeatureSums):
         }
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
-        """Returns the message, counts as whole numbers."""
+        """Returns the message, with the counts as whole numbers."""
         return {"squares": message["squares"], "counts": message["counts"].round().long()}
 
     def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
@@ -122,7 +123,8 @@ class ClusterSums(FeatureSums):
 class SlotMeans(FeatureSums):
     """The addition of ``memory`` [slots, C], ``counts``, ``radii`` and ``image_counts`` [slots], and of moments.
 
-    A slot's sums are ``n_k m_k`` and ``n_k r_k^2``, over the patches that are nearest to it.
+    With n_k the number of patches nearest to slot k, m_k their mean and r_k its radius, sums are of ``n_k m_k`` and
+    ``n_k r_k^2``.
 
     Attributes:
         moments: The addition of the moments in the same message; None where there are none.
@@ -132,15 +134,15 @@ class SlotMeans(FeatureSums):
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares sums by slot."""
-        most, shape = self._vectors(asked) * MOST_STAGES, _sizes(spec["counts"])
-        form = {
-            "rows": SumSpec(_sizes(spec["memory"]), most * LARGEST_FEATURE),
-            "counts": SumSpec(shape, most, whole=True),
-            "squares": SumSpec(shape, most * LARGEST_RESIDUAL**2),
+        max_vectors, shape = self._vectors(asked) * MOST_STAGES, _sizes(spec["counts"])
+        forms = {
+            "rows": SumSpec(_sizes(spec["memory"]), max_vectors * LARGEST_FEATURE),
+            "counts": SumSpec(shape, max_vectors, whole=True),
+            "squares": SumSpec(shape, max_vectors * LARGEST_RESIDUAL**2),
         }
         if "image_counts" in spec:
-            form["image_counts"] = SumSpec(shape, asked.images * MOST_STAGES, whole=True)
-        return form | (self.moments.sum_spec(spec, asked) if self.moments else {})
+            forms["image_counts"] = SumSpec(shape, asked.images * MOST_STAGES, whole=True)
+        return forms | (self.moments.sum_spec(spec, asked) if self.moments else {})
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums."""
@@ -155,7 +157,7 @@ class SlotMeans(FeatureSums):
         return sums | (self.moments.summands(message, client, asked) if self.moments else {})
 
     def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
-        """Computes mean patches; those of a slot without a patch are 0, and count nothing."""
+        """Computes the mean patch, counts and radius of each slot; all are 0 for a slot without a patch."""
         counts = sums["counts"].double()
         message = {
             "memory": (sums["rows"] / counts.clamp(min=1)[:, None]).float(),
@@ -170,11 +172,12 @@ class SlotMeans(FeatureSums):
 class PrototypeSums:
     """The addition of ``count`` [n, K], ``mean`` [n, K, C] and ``within`` [n, C (C + 1) / 2]; n is 0 or 1.
 
-    Features have length 1. The products are around 0: around the classes' means they do not add up.
+    Features have length 1. Summed are products of the features themselves: products of their deviations from the
+    classes' means (``within``) do not add up.
     """
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
-        """Declares sums by class, and of products; shares of all images."""
+        """Declares sums of features by class, and of products, each as a share of the mean over all images."""
         count, mean, within = (_sizes(spec[name]) for name in ("count", "mean", "within"))
         return {
             "count": SumSpec(count, asked.images, whole=True),
@@ -183,14 +186,14 @@ class PrototypeSums:
         }
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
-        """Computes a client's sums; zeros where its message holds none."""
+        """Computes a client's sums; they have no rows if its message has none."""
         share = message["count"].double()[..., None] / asked.images
         total = share * message["mean"].double()
         product = share.sum(1) * message["within"].double() + _between(total, message["mean"].double())
         return {"count": message["count"], "total": total, "product": product}
 
     def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
-        """Computes the statistics of all images; none where no client has sent some."""
+        """Computes the statistics of all images; n is 0 if no client has sent any."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
         share = count.double()[..., None] / asked.images
         total = sums["total"][: len(count)]
@@ -204,7 +207,7 @@ class PrototypeSums:
 
 
 def _products(means: Tensor) -> Tensor:
-    """Computes the products of means [n, C] with themselves, packed as covariances are [n, C (C + 1) / 2]."""
+    """Computes the products ``m m^T`` of means [n, C], packed like covariances [n, C (C + 1) / 2]."""
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
     return means[:, rows] * means[:, columns]
 
@@ -216,7 +219,7 @@ def _between(totals: Tensor, means: Tensor) -> Tensor:
 
 
 def _sizes(form: TensorSpec) -> tuple[int, ...]:
-    """Returns the largest sizes of a declared form."""
+    """Returns the largest shape that a declared form allows."""
     sizes = [size.at_most if isinstance(size, Free) else size for size in form.shape]
     if any(size is None for size in sizes):
         raise TypeError("a size without a bound has no sum")

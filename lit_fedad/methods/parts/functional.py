@@ -31,12 +31,12 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor, rate: str) -> float:
-    """Takes a step of an optimiser, without scaling the loss as ``16-mixed`` does, and returns the loss.
+    """Takes a step of an optimiser, without the scaling of the loss that ``16-mixed`` applies, and returns the loss.
 
     Args:
         optimizer: The optimiser.
         loss: The loss.
-        rate: Key of its learning rate, for the message.
+        rate: Key of the learning rate in the configuration, for the error message.
 
     Raises:
         UserError: If the loss is not finite.
@@ -121,7 +121,7 @@ def frozen(task: Task) -> Iterator[None]:
 
 
 def draw_weights(module: nn.Module) -> None:
-    """Draws the weights of all layers anew, from torch's global generator, each as its kind begins."""
+    """Draws the weights of all layers anew, from torch's global generator, by each layer's own initialisation."""
     for layer in module.modules():
         if callable(reset := getattr(layer, "reset_parameters", None)):
             reset()
@@ -131,9 +131,10 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def copied(task: AnyTask) -> AnyTask:
-    """Copies a task; its frozen backbone, wherever it lies, is shared."""
-    parts = [part for name, part in task.named_modules() if name.rpartition(".")[2] == "backbone"]
-    return deepcopy(task, {id(b): b for b in parts if not any(p.requires_grad for p in b.parameters())})
+    """Copies a task; copy and task share frozen backbones, in whatever submodule they are."""
+    backbones = [module for name, module in task.named_modules() if name.rpartition(".")[2] == "backbone"]
+    frozen_ones = [b for b in backbones if not any(p.requires_grad for p in b.parameters())]
+    return deepcopy(task, {id(backbone): backbone for backbone in frozen_ones})
 
 
 def trainable(task: Task) -> dict[str, nn.Parameter]:
@@ -148,5 +149,5 @@ def gathered(loader: Iterable[Mapping[str, Tensor]], *names: str) -> tuple[Tenso
 
 
 def pooled(features: Tensor) -> Tensor:
-    """Averages features over positions to one vector per image [B, C]; those without positions are unchanged."""
+    """Averages features [B, P, C] over positions to one vector per image [B, C]; returns features [B, C] unchanged."""
     return features if features.dim() == 2 else features.mean(1)

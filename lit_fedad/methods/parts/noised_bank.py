@@ -1,10 +1,10 @@
 """The exchanges that find a bank of normal features under differential privacy: noised sums of patches by slot.
 
-Slots lie in the few public directions that features are projected on for the noised subspace. The first are drawn from
-the noised moments; in each round images add their patches by slot, and noise is added to the sums of all: a step of
-Lloyd's algorithm under differential privacy (Blum, Dwork, McSherry and Nissim, PODS 2005), with the usual residual at
-each slot beside it. The server's ``moments`` then also have ``slots`` [K, k], to which patches are assigned next, in
-the public frame, and ``unit``, the usual length of residuals.
+Slots are vectors in the few public directions on which features are projected for the noised subspace. The first slots
+are drawn from the noised moments. In each round images add their patches by slot, and noise is added to the sums over
+all images: a step of Lloyd's algorithm under differential privacy (Blum, Dwork, McSherry and Nissim, PODS 2005). A
+further sum gives the usual residual at each slot. The server's ``moments`` then also have ``slots`` [K, k], the slots
+to which the next round assigns patches, in the public frame, and ``unit``, the usual length of residuals.
 """
 
 from collections.abc import Mapping
@@ -25,24 +25,25 @@ from lit_fedad.memory.slot_sums import copies_apart, draw_slots, split_fullest
 from lit_fedad.methods.parts.noised_subspace import NOISED_FRAME, LastProducts, Projected, ProjectedSums
 
 DEVIATIONS = 3.0
-"""Deviations of the noise within which a count may be noise alone."""
+"""Standard deviations of the noise by which a count must exceed the fewest images, so that it is not noise alone."""
 
 PRIOR = 10.0
-"""Weight, in deviations of the noise, that the mean of all slots has in the mean square of each."""
+"""Weight of the mean of all slots in the mean square of each slot, in standard deviations of the noise."""
 
 
 class ImageSlots(ProjectedSums):
     """The sums ``counts`` [K], ``offsets`` [K, k] and ``squares`` [K] over the patches g that are nearest to slot m_k.
 
-    Of an image with P patches they are ``n_k / P``, ``sum (g - m_k) / P`` and ``sum |B^T g|^2 / P``, over the length of
-    all three. The unit of offsets is the length of usual features, that of squares the mean square residual.
+    An image with P patches adds ``n_k / P``, ``sum (g - m_k) / P`` and ``sum |B^T g|^2 / P``, divided by the length of
+    all three together. Offsets are in units of the usual length of features, squares in units of the mean square
+    residual.
 
     Args:
         client: See `ProjectedSums`; its ``frame`` also holds ``slots`` m [K, k], and ``outside`` B [k, R]: the
-            directions outside the subspace over the usual length of residuals.
+            directions outside the subspace, divided by the usual length of residuals.
 
     Raises:
-        UserError: If the task's bank is none of these features.
+        UserError: If the task's bank does not consist of averaged, whitened features at Euclidean distances.
     """
 
     def __init__(self, client: Any) -> None:
@@ -62,8 +63,8 @@ class ImageSlots(ProjectedSums):
 
     def _parts(self, projected: Tensor) -> dict[str, Tensor]:
         slots, outside = (self.frame[name].to(projected) for name in ("slots", "outside"))
-        at = nearest(projected.flatten(0, 1), slots, 1)[1].view(projected.shape[:2])
-        shares = F.one_hot(at, len(slots)).to(projected).mT / projected.shape[1]
+        assigned = nearest(projected.flatten(0, 1), slots, 1)[1].view(projected.shape[:2])
+        shares = F.one_hot(assigned, len(slots)).to(projected).mT / projected.shape[1]
         counts = shares.sum(2)
         squares = (projected @ outside).square().sum(2, keepdim=True)
         return {
@@ -73,17 +74,18 @@ class ImageSlots(ProjectedSums):
         }
 
     def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
-        """Computes what the sums say of slots.
+        """Computes counts, steps and mean squares of the slots from the noised sums.
 
-        An image's part of a count is at most 1: as many images as a count has ones lie behind a slot at least.
+        An image adds at most 1 to a count, so that a slot has patches of at least as many images as it counts.
 
         Returns:
-            ``shown``: which slots count `DEVIATIONS` of the noise more than ``server.min_images``, bool [K];
-            ``counts``; ``steps`` [K, k] to the mean of their patches, shortened by the share of noise in them (James
-            and Stein 1961); ``squares``: mean squares of residuals, drawn to the mean of all slots (`PRIOR`).
+            ``shown``: whether a slot's count exceeds ``server.min_images`` by `DEVIATIONS` of the noise, bool [K];
+            ``counts`` [K]; ``steps`` [K, k] from the slots to the mean of their patches, shrunk by the share of noise
+            in them (James and Stein 1961); ``squares`` [K]: mean squares of residuals, shrunk towards the mean of all
+            slots (`PRIOR`).
 
         Raises:
-            HiddenByNoiseError: If no slot counts enough.
+            HiddenByNoiseError: If no slot's count is that large.
         """
         counts, offsets, squares = sums["counts"], sums["offsets"], sums["squares"]
         shown = counts - DEVIATIONS * noise >= server.min_images
@@ -99,20 +101,20 @@ class ImageSlots(ProjectedSums):
 
     @staticmethod
     def merge(server: Any, results: Message) -> None:
-        """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
+        """Moves slots to the mean of their patches; the nearest shown slot takes the place of one that is not shown."""
         moments, shown = server.moments, results["shown"]
         slots = torch.where(shown[:, None], moments["slots"] + results["steps"], moments["slots"])
         place = shared_slots(slots, shown.long(), 1)
         radii = moments["unit"] * results["squares"].sqrt()
         server.known = _bank(moments, slots[place], radii[place])
         server.latest = {"shown_slots": float(shown.sum())}
-        split = slots[split_fullest(results["counts"], shown)]
-        apart = copies_apart(split.float(), server.context.common.generator("copies"))
-        server.moments = {**moments, "slots": apart.double()}
+        with_copies = slots[split_fullest(results["counts"], shown)]
+        next_slots = copies_apart(with_copies.float(), server.context.common.generator("copies"))
+        server.moments = {**moments, "slots": next_slots.double()}
 
 
 class FirstSlots(LastProducts):
-    """The products to which the subspace is fitted, and from which the first slots are drawn."""
+    """The sum of products to which the subspace is fitted, and from which the first slots are drawn."""
 
     @staticmethod
     def merge(server: Any, results: Message) -> None:
@@ -133,7 +135,7 @@ class NoisedSlots(Projected):
     discloses = (summed("sums of patches' features by slot of the bank", images=1),)
 
     def broadcast(self, server: Any, client_id: int) -> Message:
-        """Returns the model, and what patches are assigned and measured by."""
+        """Returns the model, and the frame, slots and directions by which clients assign and measure patches."""
         moments = server.moments
         outside = moments["outside"] / moments["unit"]
         measures = {
@@ -153,13 +155,16 @@ class NoisedSlots(Projected):
         }
 
     def receive(self, client: Any, message: Message) -> None:
-        """Loads the model, and keeps the rest for this exchange."""
+        """Loads the model, and keeps frame, slots and directions for this exchange."""
         client.receive(message)
         super().receive(client, message)
 
 
 def _statistics(moments: Message) -> Message:
-    """Computes what makes features of the model such as those of the frame A, but for a rotation: ``(A A^T)^(1/2)``."""
+    """Computes the model's statistics, which standardise features as the frame A does, up to a rotation.
+
+    Their whitening is ``(A A^T)^(1/2)``.
+    """
     left, lengths, _ = torch.linalg.svd(moments["frame"], full_matrices=False)
     root = (left * lengths) @ left.T
     centre = moments["centre"].float()
@@ -167,13 +172,13 @@ def _statistics(moments: Message) -> Message:
 
 
 def _bank(moments: Message, slots: Tensor, radii: Tensor) -> Message:
-    """Computes the model's bank [K, C] of slots in the frame [K, k], by the rotation that `_statistics` leaves out."""
+    """Computes the model's bank [K, C] from slots in the frame [K, k], by the rotation left out of `_statistics`."""
     left, _, right = torch.linalg.svd(moments["frame"], full_matrices=False)
     return {"memory": (slots @ right.T @ left.T).float().contiguous(), "radii": radii.float().contiguous()}
 
 
 NOISED_BANK = (*NOISED_FRAME, Projected("subspace", FirstSlots))
-"""The exchanges before round 1."""
+"""The exchanges before round 1 that find a noised subspace and the first slots."""
 
 NOISED_STEPS = (NoisedSlots("slots", ImageSlots),)
-"""The exchanges of a round."""
+"""The exchanges of a round, which move the slots."""

@@ -1,4 +1,4 @@
-"""Models made of second moments of features: clients send theirs once for each stage, and the server adds them up."""
+"""Models computed from second moments of features, which clients send once for each stage and the server adds up."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -32,22 +32,22 @@ from lit_fedad.tasks.patches import PatchTask
 
 
 class MomentsClient(Client):
-    """A client that sends the moments of each stage of its data once, and can take images out of the model again.
+    """A client that sends the moments of each stage of its data once, and can subtract images from the model again.
 
     Args:
-        task: Features, and what is made of moments.
+        task: Features, and the model that is computed from their moments.
         local_epochs: Passes over the client's data per round (E).
         keep_optimizer: Whether the optimiser's state is kept between rounds.
 
     Attributes:
         sets: Number of sets of moments that the task needs.
         vectors_per_image: Number of feature vectors that an image adds to a set.
-        measured: The stages whose moments it has sent, ascending: one in which it was not sampled is none of them.
+        measured: The stages whose moments the client has sent, ascending; without stages in which it was not sampled.
         sums: The last message of `ModelSums`.
-        pooled: The moments of all images by set, taken out of it when they are first needed.
-        directions: Number of directions of features that are looked at under differential privacy.
-        noised_share: Share of the variance along these that the subspace holds then.
-        frame: What noised exchanges project features by, as last received; empty before.
+        pooled: The moments of all clients' images by set, unpacked from `sums` when they are first needed.
+        directions: Number of directions that features are projected on under differential privacy.
+        noised_share: Share of the variance along these directions that the subspace then keeps.
+        frame: The last message of a noised exchange, by which features are projected; empty before.
     """
 
     needs: ClassVar[type[Task]] = PatchTask
@@ -83,7 +83,7 @@ class MomentsClient(Client):
 
     @property
     def moments_disclosed(self) -> Disclosures:
-        """What moments tell: of all images together, or of each product's."""
+        """What moments disclose: mean and covariance over all images, or over those of each product."""
         if self.task.kinds == 1 or self.sets == 1:
             return (summed("mean and covariance of all patches' features"),)
         return (summed("mean and covariance of the features of each product's patches", by_product=True),)
@@ -91,8 +91,8 @@ class MomentsClient(Client):
     def new_moments(self, loader: DataLoader) -> Message:
         """Returns ``count`` [n], ``mean`` [k, C] and ``covariance`` [k, C (C + 1) / 2] of the client's patches.
 
-        n is the number of sets in the first message of each stage, and 0 later: what was sent before is not added
-        twice. Of these, k count a patch. The covariance divides by the count, and is packed by `upper_triangle`.
+        n is the number of sets in the first message of each stage, and 0 later, so that no moments are added twice. Of
+        these sets, k have patches. The covariance divides by the count, and is packed by `upper_triangle`.
         """
         stage = self.context.stage
         if self.measured and stage <= self.measured[-1]:
@@ -105,7 +105,7 @@ class MomentsClient(Client):
         return MomentSets.of(self.task.moments(loader), self.task.num_features)
 
     def no_sets(self) -> MomentSets:
-        """Returns the moments of nothing new."""
+        """Returns moments without any set, for a message without new images."""
         return MomentSets.of((), self.task.num_features)
 
     def moments_spec(self) -> MessageSpec:
@@ -113,37 +113,42 @@ class MomentsClient(Client):
         return packed_spec(Free("sets", self.sets), self.sets, self.task.num_features)
 
     def sums_spec(self) -> MessageSpec:
-        """Declares the sums that the model is made of: those of all clients."""
+        """Declares the sums over all clients that the model is computed from; see `MomentsServer.model_sums`."""
         moments = packed_spec(self.sets, self.sets, self.task.num_features)
         measured = TensorSpec((), torch.int64, low=0, high=1)
         return {**{f"sum_{name}": form for name, form in moments.items()}, "measured": measured}
 
     def holds(self, stage: int) -> bool | None:
-        """Tells whether the last message of `ModelSums` holds the images of a stage; see `LeaveOut.holds`."""
+        """Returns whether the last message of `ModelSums` holds the images of a stage; see `LeaveOut.holds`."""
         return bool(int(self.sums["measured"])) and stage in self.measured
 
     def sums_by_set(self) -> MomentSets:
-        """Takes the moments of all images out of the last message of `ModelSums`."""
+        """Unpacks the moments of all clients' images from the last message of `ModelSums`."""
         return MomentSets.of_message(
             {name: self.sums[f"sum_{name}"] for name in ("count", "mean", "covariance")}
         )
 
     def refit(self, moments: list[Moments], loader: DataLoader) -> None:
-        """Computes the model without the images of a loader, which ``moments`` by set are without."""
+        """Computes the model without the images of a loader.
+
+        Args:
+            moments: Moments by set, from which these images have been subtracted already.
+            loader: The images to leave out.
+        """
         raise NotImplementedError
 
 
 class MomentsServer(Server):
-    """A server that adds moments up.
+    """A server that adds up moments.
 
     Args:
         client: A client, for sizes.
 
     Attributes:
-        moments: ``count``, ``mean`` and ``covariance`` by set, of all that was sent so far; empty before. Under
-            differential privacy what is known of them (`lit_fedad.methods.parts.noised_subspace`).
-        measured: Number of each client's images behind them, over all of its stages.
-        subspace: What follows from them for clients.
+        moments: ``count``, ``mean`` and ``covariance`` by set, of all images that were measured so far; empty before.
+            Under differential privacy, estimates from noised sums (`lit_fedad.methods.parts.noised_subspace`).
+        measured: Number of each client's images in these moments, over all of its stages.
+        subspace: The entries ``centre`` and ``basis`` of the message to clients, fitted to the moments.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("moments", "measured", "subspace")
@@ -158,7 +163,7 @@ class MomentsServer(Server):
         self.subspace: Message = {}
 
     def learn(self) -> None:
-        """Computes what follows from the moments, after they have changed."""
+        """Computes the model from the moments, after they have changed."""
         raise NotImplementedError
 
     def moment_sets(self) -> MomentSets:
@@ -173,7 +178,8 @@ class MomentsServer(Server):
             needed: Whether moments must be in it.
 
         Raises:
-            UserError: If they are missing, count more vectors than the client's images have, or are no covariance.
+            UserError: If moments are missing, count more vectors than the client's images have, or have a covariance
+                with a negative variance.
         """
         counts, rows = update.message["count"], len(update.message["mean"])
         filled = int(counts.count_nonzero())
@@ -189,8 +195,8 @@ class MomentsServer(Server):
 
     def add_moments(self, updates: Mapping[int, Update]) -> None:
         """Adds the clients' new moments, and learns from them if there are any."""
-        sent = [MomentSets.of_message(update.message) for update in updates.values()]
-        new = [sets for sets in sent if len(sets)]
+        received = [MomentSets.of_message(update.message) for update in updates.values()]
+        new = [sets for sets in received if len(sets)]
         if not new:
             return
         earlier = [self.moment_sets()] if self.moments else []
@@ -201,9 +207,9 @@ class MomentsServer(Server):
         self.learn()
 
     def model_sums(self, client_id: int) -> Message:
-        """Returns the sums that the model is made of, by set as in `new_moments`: ``sum_count`` and so on.
+        """Returns the sums that the model is computed from, by set as in `new_moments`: ``sum_count`` and so on.
 
-        ``measured`` says whether this client's images are among them.
+        ``measured`` says whether this client's images are in the sums.
         """
         measured = not {client_id, SUM}.isdisjoint(self.measured)
         return {
@@ -212,9 +218,15 @@ class MomentsServer(Server):
         }
 
 
-def packed_spec(sets: int | Free, most: int, channels: int) -> MessageSpec:
-    """Declares the form of `MomentSets.message`, of at most so many sets."""
-    filled = Free("filled", most)
+def packed_spec(sets: int | Free, max_filled: int, channels: int) -> MessageSpec:
+    """Declares the form of `MomentSets.message`.
+
+    Args:
+        sets: Number of sets.
+        max_filled: Largest number of sets with vectors.
+        channels: Channels C of the features.
+    """
+    filled = Free("filled", max_filled)
     return {
         "count": TensorSpec((sets,), torch.int64, low=0, counted=True),
         "mean": TensorSpec((filled, channels)),
@@ -233,12 +245,12 @@ class PooledMoments(Exchange[MomentsClient, MomentsServer]):
     """The set-up exchange in which clients send the moments of their patches, which the server adds up.
 
     Args:
-        first_stage: Whether rounds bring no moments of images that come later.
+        first_stage: Whether only images of the first stage are measured, since rounds send no further moments.
     """
 
     name = "moments"
     down = False
-    joining = "skip"  # what a client has not sent yet, it sends in its first round
+    joining = "skip"  # a client that joins later sends its moments in its first round
     sums = Sums(lambda client: MomentSums(client.vectors_per_image))
 
     discloses = DisclosedBy(lambda client: client.moments_disclosed)
@@ -255,7 +267,7 @@ class PooledMoments(Exchange[MomentsClient, MomentsServer]):
         return client.moments_spec()
 
     def validate(self, server: MomentsServer, client_id: int, update: Update) -> None:
-        """Checks count and covariance."""
+        """Checks the moments; see `MomentsServer.check_moments`."""
         server.check_moments(update, needed=not server.moments)
 
     def aggregate(self, server: MomentsServer, updates: Mapping[int, Update]) -> None:
@@ -269,13 +281,13 @@ class NewMoments(PooledMoments):
     down = True
     sums = Sums(
         lambda client: MomentSums(client.vectors_per_image),
-        # Without stages, rounds bring no image that was not measured before.
+        # Under differential privacy there are no stages: rounds bring no image that was not measured before.
         lambda client: NothingNew(client.no_sets().message()),
     )
 
 
 class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
-    """The exchange after the rounds in which clients receive the model, and the sums that it is made of."""
+    """The exchange after the rounds in which clients receive the model, and the sums that it was computed from."""
 
     name = "sums"
 
@@ -293,11 +305,11 @@ class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
         client.sums, client.pooled = message, []
 
     def holds(self, client: MomentsClient, stage: int) -> bool | None:
-        """Tells whether moments, and what else the model is made of, hold the images of a stage."""
+        """Returns whether all sums of the model hold the images of a stage; see `LeaveOut.holds`."""
         return client.holds(stage)
 
     def leave_out(self, client: MomentsClient, loader: DataLoader) -> None:
-        """Takes the images of a loader out of the model.
+        """Subtracts the images of a loader from the model.
 
         Raises:
             UserError: If no image remains.
@@ -305,7 +317,7 @@ class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
         client.pooled = remaining = client.pooled or list(client.sums_by_set())
         if int(client.sums["measured"]):
             left_out = client.task.moments(loader)
-            remaining = [total.without(part) for total, part in zip(remaining, left_out, strict=True)]
-        if not any(part.count for part in remaining):
+            remaining = [total.without(own) for total, own in zip(remaining, left_out, strict=True)]
+        if not any(moments.count for moments in remaining):
             raise UserError("no vector remains when a client's own are left out")
         client.refit(remaining, loader)

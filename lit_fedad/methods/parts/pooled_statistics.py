@@ -26,41 +26,44 @@ from lit_fedad.tasks.memory_bank import QUANTILES
 from lit_fedad.tasks.patches import PatchTask
 
 
-def check_count(count: float, most: int) -> None:
+def check_count(count: float, max_count: int) -> None:
     """Checks a number of vectors that a client claims to have seen.
 
     Args:
-        count: The number.
-        most: The number that all its images have.
+        count: The claimed number.
+        max_count: Number of vectors that all its images have.
 
     Raises:
-        UserError: If it is larger.
+        UserError: If the claimed number is larger.
     """
-    # Sums of rounded counts exceed their whole in the last digits.
-    if count > most * 1.001:
-        raise UserError(f"the client counts {count:g} vectors, but its images have {most}")
+    # A sum of rounded counts may exceed the true number slightly.
+    if count > max_count * 1.001:
+        raise UserError(f"the client counts {count:g} vectors, but its images have {max_count}")
 
 
-def check_slots(message: Message, images: int, patches: int, most: int, least: int | None = None) -> None:
-    """Checks what the slots of a memory count: ``counts`` and, where it is sent, ``image_counts``.
+def check_slots(
+    message: Message, max_images: int, patches: int, counts_per_image: int, min_images: int | None = None
+) -> None:
+    """Checks the counts of the slots of a memory: ``counts`` and, if sent, ``image_counts``.
 
     Args:
         message: The message.
-        images: Most images that may lie behind it.
-        patches: Patches of an image.
-        most: Largest number that the slots together count for an image.
-        least: Fewest images behind it; None for as many as may.
+        max_images: Largest number of images from which the memory may be computed.
+        patches: Number of patches of an image.
+        counts_per_image: Largest number that the slots together count for an image.
+        min_images: Fewest images from which the memory is computed; None for ``max_images``.
 
     Raises:
-        UserError: If the slots count more than so many images have, or fewer patches than they fill slots.
+        UserError: If the slots count more patches than so many images have, or fewer patches than there are slots,
+            though the images have enough.
     """
-    counts, least = message["counts"], images if least is None else least
+    counts, min_images = message["counts"], max_images if min_images is None else min_images
     total = float(counts.double().sum())
-    check_count(total, images * most)
-    if total < 0.999 * min(len(counts), least * patches):
+    check_count(total, max_images * counts_per_image)
+    if total < 0.999 * min(len(counts), min_images * patches):
         raise UserError(f"the client's slots count {total:g} patches, too few for its images")
-    if "image_counts" in message and (message["image_counts"] > counts.clamp(max=images)).any():
-        raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
+    if "image_counts" in message and (message["image_counts"] > counts.clamp(max=max_images)).any():
+        raise UserError(f"a slot counts more than the client's {max_images} images, or than its patches")
 
 
 def whitened(task: Task) -> bool:
@@ -75,10 +78,10 @@ def standardised(task: Task) -> bool:
 
 @dataclass(frozen=True)
 class PooledStatistics(Exchange[Client, Any]):
-    """The exchange in which clients send count, mean and variance of their channels, which the server pools.
+    """The exchange in which clients send count, mean and variance of their features' channels; the server pools them.
 
     Attributes:
-        vectors_per_image: Number of feature vectors of an image.
+        vectors_per_image: Number of feature vectors that each image has.
         shrinkage: See `channel_scale`.
     """
 
@@ -117,12 +120,12 @@ class PooledStatistics(Exchange[Client, Any]):
 
 @dataclass(frozen=True)
 class Prepare(Exchange[Client, Any]):
-    """The exchange in which clients receive pooled statistics, if any, and prepare with the initial weights.
+    """The exchange in which clients receive pooled statistics, if any, and refresh the task under the initial weights.
 
     Clients send nothing and receive no weights, since all have the same initial weights.
 
     Attributes:
-        pooled: Whether statistics have been pooled.
+        pooled: Whether an earlier exchange has pooled statistics.
     """
 
     pooled: bool
@@ -152,10 +155,10 @@ class Prepare(Exchange[Client, Any]):
 
 @dataclass(frozen=True)
 class PooledThreshold(Exchange[Any, Any]):
-    """The exchange in which clients send quantiles of distances to the first memory; th is their median.
+    """The exchange in which clients send quantiles of distances to the first memory; their median is the threshold th.
 
     Attributes:
-        neighbours: Number of distances of each patch.
+        neighbours: Number of nearest slots to which each patch's distances are taken.
     """
 
     neighbours: int
@@ -178,8 +181,8 @@ class PooledThreshold(Exchange[Any, Any]):
 
     def validate(self, server: Any, client_id: int, update: Update) -> None:
         """Checks the number of distances, and that the quantiles ascend."""
-        count, most = int(update.message["count"]), update.num_samples * server.counts_per_image
-        check_count(count, most * self.neighbours)
+        count, max_patches = int(update.message["count"]), update.num_samples * server.counts_per_image
+        check_count(count, max_patches * self.neighbours)
         if (update.message["quantiles"].diff() < 0).any():
             raise UserError("the client's quantiles do not ascend")
 
@@ -191,7 +194,7 @@ class PooledThreshold(Exchange[Any, Any]):
 
 
 def pool_channels(task: Task) -> PooledStatistics:
-    """Builds the exchange that pools the channels of a task's features.
+    """Builds the exchange that pools the channel statistics of a task's features.
 
     Raises:
         UserError: If the task needs second moments, which this exchange does not pool.
@@ -205,15 +208,15 @@ def pool_channels(task: Task) -> PooledStatistics:
 
 
 def statistics_spec(task: Task) -> MessageSpec:
-    """Declares pooled statistics: ``mean`` and ``scale`` [C], where the task is standardised."""
+    """Declares pooled statistics: ``mean`` and ``scale`` [C], and ``whitening``, as far as the task uses them."""
     if not standardised(task):
         return {}
     assert isinstance(task, StandardisedTask)
     channels = (task.channels,)
-    # A scale below the smallest normal number turns features into infinities.
+    # Division by a scale below the smallest normal number would make features infinite.
     scale = TensorSpec(channels, low=torch.finfo(torch.float32).tiny)
-    triangle = {"whitening": TensorSpec((task.channels * (task.channels + 1) // 2,))}
-    return {"mean": TensorSpec(channels), "scale": scale, **(triangle if whitened(task) else {})}
+    whitening = {"whitening": TensorSpec((task.channels * (task.channels + 1) // 2,))}
+    return {"mean": TensorSpec(channels), "scale": scale, **(whitening if whitened(task) else {})}
 
 
 def load_statistics(task: Task, message: Message) -> None:

@@ -12,18 +12,18 @@ Rule = Literal["adagrad", "adam", "yogi"]
 
 
 class Adaptive(torch.optim.Optimizer):
-    """FedAdagrad, FedAdam and FedYogi: ``x -= eta m / (sqrt(v) + tau)``, without a correction of bias.
+    """FedAdagrad, FedAdam and FedYogi: ``x -= eta m / (sqrt(v) + tau)``, without bias correction.
 
-    ``m = beta_1 m + (1 - beta_1) g``, and v, which begins at tau^2, is ``v + g^2`` (adagrad),
-    ``beta_2 v + (1 - beta_2) g^2`` (adam) or ``v - (1 - beta_2) g^2 sign(v - g^2)`` (yogi).
+    The first moment is ``m = beta_1 m + (1 - beta_1) g``. The second moment v begins at tau^2 and becomes ``v + g^2``
+    (adagrad), ``beta_2 v + (1 - beta_2) g^2`` (adam) or ``v - (1 - beta_2) g^2 sign(v - g^2)`` (yogi).
 
     Args:
         params: The weights.
         lr: Learning rate eta.
         beta1: Share of the last m.
-        beta2: Share of the last v; of no matter to adagrad.
+        beta2: Share of the last v; unused by adagrad.
         tau: Degree of adaptivity.
-        rule: How v follows the squares.
+        rule: How v is updated by the squared gradients.
 
     Raises:
         UserError: If a number is out of range.
@@ -47,7 +47,7 @@ class Adaptive(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Moves every weight that has a gradient."""
+        """Updates every weight that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -57,10 +57,10 @@ class Adaptive(torch.optim.Optimizer):
                     state["m"] = torch.zeros_like(weight)
                     state["v"] = torch.full_like(weight, group["tau"] ** 2)
                 state["m"].lerp_(weight.grad, 1 - group["beta1"])
-                state["v"] = self._second(state["v"], weight.grad.square(), group["beta2"])
+                state["v"] = self._second_moment(state["v"], weight.grad.square(), group["beta2"])
                 weight -= group["lr"] * state["m"] / (state["v"].sqrt() + group["tau"])
 
-    def _second(self, v: Tensor, squares: Tensor, beta: float) -> Tensor:
+    def _second_moment(self, v: Tensor, squares: Tensor, beta: float) -> Tensor:
         if self.rule == "adagrad":
             return v + squares
         if self.rule == "adam":

@@ -40,8 +40,8 @@ def test_images_go_on_where_they_ended():
 def test_draws_by_softmax():
     weights = torch.tensor([0.5, 0.9, 0.1])
     expected = np.exp(weights.numpy()) / np.exp(weights.numpy()).sum()
-    np.testing.assert_allclose(client_of(softmax=True)._chances(weights), expected, rtol=1e-6)
-    np.testing.assert_allclose(client_of()._chances(weights), weights / 1.5, rtol=1e-6)
+    np.testing.assert_allclose(client_of(softmax=True)._probabilities(weights), expected, rtol=1e-6)
+    np.testing.assert_allclose(client_of()._probabilities(weights), weights / 1.5, rtol=1e-6)
 
 
 def test_each_client_s_first_model_is_its_own_and_the_previous_one_of_round_two():
