@@ -64,9 +64,10 @@ def estimate_densities(
     size, width = features.shape
     if size < 2:
         return Densities(torch.empty(0, width), torch.empty(0, width, width), torch.empty(0))
-    number, owner = min(clusters, size // 2), torch.zeros(size, dtype=torch.int64, device=features.device)
-    if number > 1:
-        clustering = kmeans(features, number, generator=generator, max_steps=_EARLY_STOP, tolerance=0.0)
+    clusters = min(clusters, size // 2)
+    owner = torch.zeros(size, dtype=torch.int64, device=features.device)  # the cluster of each feature
+    if clusters > 1:
+        clustering = kmeans(features, clusters, generator=generator, max_steps=_EARLY_STOP, tolerance=0.0)
         owner = _without_single(features, clustering.assignment, clustering.centroids)
     means, covariances, counts = [], [], []
     # The lower bound keeps the covariance positive definite if features have collapsed to a point.
@@ -161,11 +162,11 @@ class DensitySet(nn.Module):
         if self._whitening is None or self._whitening.device != self.mean.device:
             covariance = self.covariance.double()
             factor, failed = torch.linalg.cholesky_ex(covariance)
-            bad = failed.nonzero()
-            if len(bad) or not torch.isfinite(factor).all():
-                number = int(bad[0]) if len(bad) else 0
+            failures = failed.nonzero()
+            if len(failures) or not torch.isfinite(factor).all():
+                density = int(failures[0]) if len(failures) else 0
                 raise UserError(
-                    f"density {number} is not positive definite: raise task.shrinkage, or lower the learning rate"
+                    f"density {density} is not positive definite: raise task.shrinkage, or lower the learning rate"
                     " if features have collapsed"
                 )
             unit = torch.eye(covariance.shape[1], dtype=torch.float64, device=covariance.device)

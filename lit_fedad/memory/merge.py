@@ -130,10 +130,10 @@ def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
             f"no slot of the memory has patches of {min_images} different images: lower"
             " method.client.min_images, or give fewer task.slots"
         )
-    place = torch.arange(len(memory), device=memory.device)
+    slots = torch.arange(len(memory), device=memory.device)
     if not enough.all():
-        place[~enough] = place[enough][nearest(memory[~enough], memory[enough], 1)[1][:, 0]]
-    return place
+        slots[~enough] = slots[enough][nearest(memory[~enough], memory[enough], 1)[1][:, 0]]
+    return slots
 
 
 def merge_radii(

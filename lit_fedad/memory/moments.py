@@ -194,11 +194,11 @@ class MomentSets:
         total = count.clamp(min=1).double()[:, None]
         mean = torch.stack([part.count[:, None] * part.mean.double() for part in parts]).sum(0) / total
         covariance = torch.zeros(parts[0].covariance.shape, dtype=torch.float64)
-        for at in cached_sets(*mean.shape):
+        for block in cached_sets(*mean.shape):
             for part in parts:
-                offset = part.mean[at] - mean[at]
-                spread = part.covariance[at] + upper_triangle(offset[:, :, None] * offset[:, None])
-                covariance[at] += (part.count[at, None] / total[at]) * spread
+                offset = part.mean[block] - mean[block]
+                spread = part.covariance[block] + upper_triangle(offset[:, :, None] * offset[:, None])
+                covariance[block] += (part.count[block, None] / total[block]) * spread
         return cls(count, mean, covariance)
 
     @classmethod
@@ -222,14 +222,14 @@ class MomentSets:
         for count, mean, triangle in zip(self.count.tolist(), self.mean, self.covariance, strict=True):
             yield Moments(count, mean.double(), symmetric(triangle.double(), len(mean)))
 
-    def covariances(self, at: slice) -> Tensor:
-        """Unpacks the covariances of some sets, float64 [m, C, C]."""
-        return symmetric(self.covariance[at], self.mean.shape[1]).double()
+    def covariances(self, block: slice) -> Tensor:
+        """Unpacks the covariances of a block of m sets, float64 [m, C, C]."""
+        return symmetric(self.covariance[block], self.mean.shape[1]).double()
 
     def check(self) -> None:
         """Checks that no covariance has a negative variance; see `check_covariance`."""
-        for at in cached_sets(*self.mean.shape):
-            check_covariance(self.covariances(at))
+        for block in cached_sets(*self.mean.shape):
+            check_covariance(self.covariances(block))
 
 
 def cached_sets(sets: int, channels: int) -> list[slice]:

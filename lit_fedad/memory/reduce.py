@@ -126,13 +126,13 @@ class PositionReduce(MemoryReduce):
     """
 
     @staticmethod
-    def check(slots: int, patches: int, judged: bool) -> None:
+    def check(slots: int, patches: int, has_judge: bool) -> None:
         """Checks that there are as many slots as an image has patches, and that radii are of distances.
 
         Raises:
             UserError: If one of these does not hold.
         """
-        if judged:
+        if has_judge:
             raise UserError("PositionReduce knows radii of distances alone: leave task.subspace out")
         if patches != slots:
             needed = f"an image has {patches} patches; give task.slots={patches}"
@@ -374,8 +374,8 @@ class _Reservoir:
         # If several rows draw one place the last of them stays, as it would if rows came one by one.
         last = torch.full((self._size,), -1, device=device)
         last.scatter_reduce_(0, places[inside], order[inside], "amax")
-        taken = last >= 0
-        self._kept[taken.to(rows.device)] = rows[last[taken].to(rows.device)]
+        replaced = last >= 0
+        self._kept[replaced.to(rows.device)] = rows[last[replaced].to(rows.device)]
 
     def rows(self) -> Tensor:
         if self._kept is None:

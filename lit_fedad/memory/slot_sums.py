@@ -62,14 +62,14 @@ def split_fullest(counts: Tensor, enough: Tensor) -> Tensor:
         >>> split_fullest(torch.tensor([8.0, 0.0, 3.0, 0.0, 0.0]), torch.tensor([True, False, True, False, False]))
         tensor([0, 0, 2, 0, 2])
     """
-    place = torch.arange(len(counts))
+    origins = torch.arange(len(counts))
     fullest = [(-float(counts[slot]), int(slot)) for slot in enough.nonzero()[:, 0]]
     heapq.heapify(fullest)
     for slot in (~enough).nonzero()[:, 0].tolist():
         count, origin = fullest[0]
-        place[slot] = origin
+        origins[slot] = origin
         heapq.heapreplace(fullest, (count / 2, origin))
-    return place
+    return origins
 
 
 def copies_apart(memory: Tensor, generator: torch.Generator) -> Tensor:
@@ -160,8 +160,8 @@ class SlotSums:
         Raises:
             UserError: If no slot has enough images.
         """
-        place = shared_slots(self.memory, self.images, min_images)
+        slots = shared_slots(self.memory, self.images, min_images)
         totals, counts = (
-            torch.bincount(place, sums.double(), minlength=len(place)) for sums in (self.squares, self.counts)
+            torch.bincount(slots, sums.double(), minlength=len(slots)) for sums in (self.squares, self.counts)
         )
-        return self.memory[place], root_mean_squares(totals, counts)[place]
+        return self.memory[slots], root_mean_squares(totals, counts)[slots]

@@ -145,7 +145,7 @@ def fit_subspaces(
         The centres [P, C], and directions [P, C, R]; products with fewer directions than R have some of length 0.
 
     Raises:
-        UserError: If no product has vectors in every set, or all of them are alike.
+        UserError: If no product has vectors in every set, or all vectors of these products are equal.
     """
     folds = folds_of(share)
     products = [sets[first : first + folds] for first in range(0, len(sets), folds)]

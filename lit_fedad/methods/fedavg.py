@@ -144,7 +144,7 @@ class FedAvgClient(Client):
         """Declares the shared entries."""
         spec = spec_of(self._shared_entries())
         # A negative variance would make every prediction NaN.
-        return {n: replace(form, low=0) if n.endswith("running_var") else form for n, form in spec.items()}
+        return {n: replace(entry, low=0) if n.endswith("running_var") else entry for n, entry in spec.items()}
 
     def own_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists which of the entries that training changes are personal: those that are not shared."""

@@ -231,9 +231,9 @@ class FedDyMemServer(MomentsServer):
         if self.counted:
             self.check_counts(update.message, update.num_samples, update.num_samples)
 
-    def check_counts(self, message: Message, most: int, least: int) -> None:
-        """Checks the counts of a memory that was computed from at most ``most`` and at least ``least`` images."""
-        check_slots(message, most, self.set_vectors, self.counts_per_image, least)
+    def check_counts(self, message: Message, max_images: int, min_images: int) -> None:
+        """Checks the counts of a memory that was computed from ``min_images`` to ``max_images`` images."""
+        check_slots(message, max_images, self.set_vectors, self.counts_per_image, min_images)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges memories, and the radii of their slots."""

@@ -38,7 +38,7 @@ class FedNovaClient(AnchoredClient):
 
     def shared_spec(self) -> MessageSpec:
         """Declares the shared entries as exact: the server would multiply a codec's rounding by the number of steps."""
-        return {name: replace(form, exact=True) for name, form in super().shared_spec().items()}
+        return {name: replace(entry, exact=True) for name, entry in super().shared_spec().items()}
 
     discloses = (TRAINED_WEIGHTS, counted("steps of the round"))
 

@@ -87,11 +87,12 @@ class TiledPyramid(_OtherView):
         self.tile, self.at_once = tile, max(1, PIXELS_AT_ONCE // tile**2)
         starts = [_starts(side, tile, overlap, unit) for side in size]
         self.count = len(starts[0]) * len(starts[1])
-        self.pixels = nn.ModuleList(_Pieces(side, tile, at) for side, at in zip(size, starts, strict=True))
+        sides = [*zip(size, starts, strict=True)]
+        self.pixels = nn.ModuleList(_Pieces(side, tile, pixel_starts) for side, pixel_starts in sides)
         self.cells = nn.ModuleList(
             nn.ModuleList(
-                _Pieces(side // stride, tile // stride, [start // stride for start in at])
-                for side, at in zip(size, starts, strict=True)
+                _Pieces(side // stride, tile // stride, [start // stride for start in pixel_starts])
+                for side, pixel_starts in sides
             )
             for stride in self.strides
         )
@@ -161,7 +162,7 @@ class _Pieces(nn.Module):
     def join(self, pieces: Tensor, dim: int) -> Tensor:
         """Joins two dimensions, pieces and positions within them, to one of the side's length."""
         flat = pieces.flatten(dim, dim + 1)
-        shape = [-1 if at == dim else 1 for at in range(flat.ndim)]
+        shape = [-1 if axis == dim else 1 for axis in range(flat.ndim)]
         return reduce(
             torch.add,
             (

@@ -101,8 +101,9 @@ class PaDiM(PatchTask):
         counts = moments.count.double()[:, None, None]
         whiteners = []
         identity = torch.eye(self.channels, dtype=torch.float64)
-        for at in cached_sets(*moments.mean.shape):
-            spread = moments.covariances(at) * (counts[at] / (counts[at] - 1).clamp(min=1))
+        for positions in cached_sets(*moments.mean.shape):
+            block_counts = counts[positions]
+            spread = moments.covariances(positions) * (block_counts / (block_counts - 1).clamp(min=1))
             spread.diagonal(dim1=1, dim2=2).add_(self.regularisation)
             # Cholesky of Sigma with rows and columns reversed gives, reversed again, the upper U' of Sigma = U' U'^T.
             reversed_factor = torch.linalg.cholesky(spread.flip(1, 2))
@@ -135,9 +136,10 @@ class PaDiM(PatchTask):
     def _squares_without(self, group: Sequence[Tensor], moments: MomentSets) -> list[Tensor]:
         """Computes the squared distances [k, P] of each tensor of features [k, P, d]; NaN if no other image remains."""
         squares = [torch.empty(features.shape[:2], dtype=torch.float64) for features in group]
-        for at in cached_sets(*moments.mean.shape):
-            counts, mean = moments.count[at, None, None].double(), moments.mean[at, :, None].double()
-            scatter, factors = moments.covariances(at) * counts, {}
+        for positions in cached_sets(*moments.mean.shape):
+            counts = moments.count[positions, None, None].double()
+            mean = moments.mean[positions, :, None].double()
+            scatter, factors = moments.covariances(positions) * counts, {}
             for features, distances in zip(group, squares, strict=True):
                 remaining = counts - len(features)
                 freedom = (remaining - 1).clamp(min=1)
@@ -145,10 +147,10 @@ class PaDiM(PatchTask):
                     spread = scatter.clone()
                     spread.diagonal(dim1=1, dim2=2).add_(self.regularisation * freedom[:, 0])
                     factors[len(features)] = _factor(spread)
-                offsets = features[:, at].permute(1, 2, 0).double() - mean
+                offsets = features[:, positions].permute(1, 2, 0).double() - mean
                 whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
                 group_squares = _left_out(whitened, remaining) * freedom[:, 0]
-                distances[:, at] = group_squares.masked_fill(remaining[:, 0] < 1, torch.nan).T
+                distances[:, positions] = group_squares.masked_fill(remaining[:, 0] < 1, torch.nan).T
         return squares
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:
@@ -193,8 +195,8 @@ def _moments(features: Tensor) -> MomentSets:
     """Computes the moments of features [n, P, d] at each position, on the CPU."""
     mean = features.mean(0, dtype=torch.float64)
     triangles = []
-    for at in cached_sets(*mean.shape):
-        rows = features[:, at].transpose(0, 1) - mean[at, None]
+    for positions in cached_sets(*mean.shape):
+        rows = features[:, positions].transpose(0, 1) - mean[positions, None]
         triangles.append(upper_triangle(rows.mT @ rows) / len(features))
     return MomentSets(torch.full((len(mean),), len(features)), mean.cpu(), torch.cat(triangles).cpu())
 

@@ -22,7 +22,7 @@ LARGEST_RESIDUAL = 2.0**9
 """Largest root mean square of distances and residuals for which the declared bounds of sums hold."""
 
 MOST_STAGES = 64
-"""Largest number of images in sums by slot, which include those of earlier stages, over the images of this stage."""
+"""Largest ratio of the images in sums by slot, which include those of earlier stages, to the images of this stage."""
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,9 @@ class ImageSlots(ProjectedSums):
         """Moves slots to the mean of their patches; the nearest shown slot takes the place of one that is not shown."""
         moments, shown = server.moments, results["shown"]
         slots = torch.where(shown[:, None], moments["slots"] + results["steps"], moments["slots"])
-        place = shared_slots(slots, shown.long(), 1)
+        shared = shared_slots(slots, shown.long(), 1)
         radii = moments["unit"] * results["squares"].sqrt()
-        server.known = _bank(moments, slots[place], radii[place])
+        server.known = _bank(moments, slots[shared], radii[shared])
         server.latest = {"shown_slots": float(shown.sum())}
         with_copies = slots[split_fullest(results["counts"], shown)]
         next_slots = copies_apart(with_copies.float(), server.context.common.generator("copies"))

@@ -51,9 +51,8 @@ _MIN_LENGTH = 1e-12  # keeps an image without any length at 0
 
 Frame = tuple[Tensor, Tensor]
 
-_FRAMES: WeakKeyDictionary[PatchTask, dict[int, Frame]] = (
-    WeakKeyDictionary()
-)  # by task and number of directions
+# Frames by task and number of directions.
+_FRAMES: WeakKeyDictionary[PatchTask, dict[int, Frame]] = WeakKeyDictionary()
 
 
 def public_frame(task: PatchTask, directions: int) -> Frame:
