@@ -173,7 +173,7 @@ class FedAvgClient(Client):
         self.task.load_state_dict(message, strict=False)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares the shared entries and what is sent beside them."""
+        """Declares the shared entries and the auxiliary tensors."""
         return {**self.shared_spec(), **self.auxiliary_spec()}
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
@@ -261,7 +261,7 @@ class FedAvgServer(Server):
         self.report: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns the weights and what is sent beside them, the same to every client."""
+        """Returns the weights and the auxiliary tensors, the same to every client."""
         return {**self.weights, **self.auxiliary}
 
     def diagnostics(self) -> dict[str, float]:

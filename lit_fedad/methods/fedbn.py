@@ -13,7 +13,7 @@ NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResp
 
 
 def normalisation_keys(task: Task) -> set[str]:
-    """Returns the names of a task's state entries that belong to normalisation layers, by type of layer."""
+    """Returns the names of a task's state entries that belong to normalisation layers; the type tells the layers."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in task.named_modules()
@@ -32,7 +32,7 @@ class FedBNClient(FedAvgClient):
 
 
 class FedBNServer(FedAvgServer):
-    """FedAvg's server, which warns if the task has no normalisation layer."""
+    """FedAvg's server, which warns if the task has no normalisation layer that training changes."""
 
     def __init__(self, client: FedBNClient) -> None:
         super().__init__(client)
@@ -40,7 +40,7 @@ class FedBNServer(FedAvgServer):
         self.task_name = type(client.task).__name__
 
     def warnings(self) -> list[str]:
-        """Returns one line in the first round if the task has no normalisation layer."""
+        """Returns one line in the first round if the task has no normalisation layer that training changes."""
         if self.nothing_to_leave and self.context.round == 1:
             return [f"{self.task_name} has no normalisation layer that trains: fedbn is fedavg here"]
         return []

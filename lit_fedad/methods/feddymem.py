@@ -277,7 +277,7 @@ class FedDyMemServer(MomentsServer):
 
 
 class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
-    """The set-up exchange in which clients send memories of untrained features, merged to the first shared one."""
+    """The set-up exchange in which clients send memories of features of the untrained head; the server merges them."""
 
     name = "memory"
     joining = "skip"

@@ -119,7 +119,7 @@ class FedGANClient(FedAvgClient):
         return self.generator(labels, self._noise(labels))
 
     def train_gan(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains discriminator and generator in turn, a step of Adam each a batch.
+        """Trains discriminator and generator in turn, by one step of Adam each for every batch.
 
         The discriminator minimises ``-log D(x, y) - log(1 - D(G(z, y), y))``, the generator ``-log D(G(z, y), y)``,
         with the labels y of the batch.
@@ -189,7 +189,7 @@ class TrainAll(Train):
     """The exchange of a round, in which clients train their model, then generator and discriminator."""
 
     def train(self, client: FedGANClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
-        """Trains the model by `fit`, so that it sees what FedAvg's would, then `FedGANClient.train_gan`."""
+        """Trains the model by `fit`, before the GAN so that it sees the same batches as FedAvg's model."""
         return {**super().train(client, loader, fabric), **client.train_gan(loader, fabric)}
 
 

@@ -105,7 +105,7 @@ class FedVCKClient(ImageCondenser):
         self._running: dict[str, Tensor] = {}
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Condenses as FedDM does, by importance."""
+        """Condenses images by importance; with ``own_first_model``, in round 1 under random weights."""
         if self.own_first_model and self.context.round == 1:
             with self.context.seeded("own first model"):
                 draw_weights(self.task)

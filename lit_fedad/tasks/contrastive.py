@@ -124,7 +124,7 @@ class Contrastive(Representation):
         return self.current_loss(self.projection(features).view(*views.shape[:2], -1), batch)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Computes each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
+        """Computes each image's squared Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
         return Prediction(image_score=self.densities(self.represent(features)))
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
@@ -136,7 +136,7 @@ class Contrastive(Representation):
 
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
-        """Represents all images without augmentation [n, D]; returns also their positions in the data set [n]."""
+        """Computes `represent` of all images without augmentation [n, D], and their positions in the data set [n]."""
 
         def embedded(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
             return self.represent(self({**batch, "image": self.images_of(batch)})), batch["index"].cpu()

@@ -194,7 +194,7 @@ class DeepSVDD(Bottleneck):
         return {"loss": loss}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores images by their distance to the centre, beyond the radius if there is one."""
+        """Scores images by their squared distance to the centre, minus the squared radius if there is one."""
         distances = self.distances(features)
         return Prediction(image_score=distances - self.radius.square() if self.soft else distances)
 

@@ -17,7 +17,7 @@ from lit_fedad.models.encoders import FrozenEncoder
 
 
 class FrozenDetector(Task):
-    """A task that fits something to the frozen features of a client's images, once, and trains nothing.
+    """A task that fits a detector to the frozen features of a client's images, once, and trains nothing.
 
     It fits its buffers, which are personal. With one client that holds all images (``METHOD=centralised``) they are the
     detector of pooled images.
