@@ -4,12 +4,15 @@ import functools
 
 import pytest
 import torch
+from helpers.refusals import refusal
 from torch.utils.data import DataLoader
 
+from lit_fedad.contracts import Update
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.feddetect import THRESHOLD, FedDetectClient, FedDetectServer
+from lit_fedad.methods.feddetect import THRESHOLD, Errors, FedDetectClient, FedDetectServer
 from lit_fedad.models.convnets import ConvNet, Decoder
 from lit_fedad.tasks.autoencoder import Autoencoder
+from lit_fedad.tasks.classifier import Classifier
 
 NEW = {"image": torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(9))}
 
@@ -80,3 +83,23 @@ def test_the_weights_are_fedavg_s(play, federate, exactly):
 
 def test_clients_of_one_image_take_part(play):
     assert play({0: images(1), 1: images(1, seed=1)}).server.auxiliary[THRESHOLD] > 0
+
+
+def test_only_autoencoders_have_errors():
+    FedDetectClient.check_task(Autoencoder)
+    with refusal("an autoencoder's errors, and task Classifier is none; give task=autoencoder"):
+        FedDetectClient.check_task(Classifier)
+
+
+@pytest.mark.parametrize(("name", "value"), [("deviations", -1.0), ("batch_size", 0)])
+def test_settings_of_the_server(name, value):
+    with refusal(rf"method\.server\.{name}={value} must be"):
+        FedDetectServer(FedDetectClient(task()), **{name: value})
+
+
+def test_more_errors_than_a_client_has_images_are_refused():
+    """They would decide the threshold alone."""
+    server, message = FedDetectServer(FedDetectClient(task())), {"count": torch.tensor(5)}
+    Errors().validate(server, 2, Update(message, 5))
+    with refusal("the client counts 5 vectors, but its images have 4"):
+        Errors().validate(server, 2, Update(message, 4))

@@ -64,6 +64,18 @@ def test_more_condensed_images_than_a_client_makes():
         server.validate(2, Update(many, 8))
     with pytest.raises(UserError, match="sent 2 classes, and has 3 images"):
         server.validate(2, Update(feddm.upload([0] * 10 + [2] * 10), 3))
+    missing = feddm.upload([0] * 10)
+    missing[IMAGES] = missing[IMAGES][:9]
+    with pytest.raises(UserError, match="sent 9 images and counts 10"):
+        server.validate(2, Update(missing, 8))
+
+
+def test_condensed_images_of_another_shape_than_those_of_earlier_rounds():
+    server = feddm.server_of()
+    server.aggregate({1: Update(feddm.upload([0] * 10), 8)})
+    server.validate(2, Update(feddm.upload([0] * 10), 8))
+    with pytest.raises(UserError, match=r"sent images \(3, 6, 6\), not \(3, 8, 8\)"):
+        server.validate(2, Update(feddm.upload([0] * 10, side=6), 8))
 
 
 def test_more_real_images_behind_prototypes_than_a_client_has():
