@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import DataLoader, Subset
 
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.federation.evaluator import LocalQuery
-from lit_fedad.methods.federated_padim import FederatedPaDiMClient, FederatedPaDiMServer
+from lit_fedad.methods.federated_padim import FederatedPaDiMClient, FederatedPaDiMServer, ImageCells
 from lit_fedad.privacy.image_privacy import ImagePrivacy
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.tasks import padim
@@ -113,3 +115,22 @@ def test_noised_gaussians_are_those_of_cells_in_a_frame(federate, make_loader):
     offsets = task(image)[0] - task.centres
     found = (task.whiteners @ offsets[:, :, None]).norm(dim=1)[:, 0].double().numpy()
     np.testing.assert_allclose(found / found.mean(), expected / expected.mean(), rtol=1e-2)
+
+
+def test_noisy_means_of_cells_are_shrunk():
+    """By 1 - k s^2 / |m|^2 (James and Stein), k numbers with noise of deviation s each, and no farther than to 0."""
+    client = FederatedPaDiMClient(make(), noised_directions=3, noised_cells=2)
+    client.frame = {}
+    means = torch.tensor([[3.0, 0, 4], [1, 2, 2], [0.3, 0, 0.4], [-6, 6, 7]]).double()
+    sums = {"weight": torch.tensor([8.0]).double(), "cells": means}
+    found = ImageCells(client).from_sums(None, sums, noise=0.5)["cells"].numpy()
+    shares = np.array([1 - 0.75 / 25, 1 - 0.75 / 9, 0, 1 - 0.75 / 121])  # 0.75 = 3 x 0.5^2
+    np.testing.assert_allclose(found, shares[:, None] * means.numpy() * 2 * 0.5 / 8)
+    with pytest.raises(HiddenByNoiseError):
+        ImageCells(client).from_sums(None, sums, noise=3.0)
+
+
+@pytest.mark.parametrize("name", ["noised_directions", "noised_cells"])
+def test_settings_of_the_client(name):
+    with refusal(rf"method\.client\.{name}=0 must be"):
+        FederatedPaDiMClient(make(), **{name: 0})

@@ -10,6 +10,7 @@ from helpers.summed_bank import summed_bank
 from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import Dataset
 
+from lit_fedad.contracts import Update
 from lit_fedad.contracts.state import load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
@@ -19,7 +20,7 @@ from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
-from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer, exchanges
+from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer, FirstVectors, exchanges
 from lit_fedad.methods.federated_patchcore import FederatedPatchCoreClient, FederatedPatchCoreServer
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
 from lit_fedad.methods.local import LocalClient
@@ -187,3 +188,14 @@ def test_noise_is_refused_where_images_come_in_stages(play, schedule, rounds):
 def test_a_whole_share_of_variance_is_a_number_however_it_is_written(share):
     client, _ = of_sums(subspace=share)
     assert exchanges(client).leave_out is not None
+
+
+@pytest.mark.parametrize(("clients", "vectors"), [(1, 12), (3, 8), (5, 5)])
+def test_clients_share_the_vectors_of_the_first_memory(clients, vectors):
+    """Together they send twice as many as there are slots; none sends more than there are."""
+    client = FederatedBankClient(summed_bank(slots=12), min_images=1, oversampling=2.0)
+    server = FederatedBankServer(client, LloydAggregation())
+    server.register_clients(dict.fromkeys(range(clients), 9))
+    assert server.first_vectors == vectors
+    with pytest.raises(UserError, match=f"the client sent 13 vectors instead of {vectors}"):
+        FirstVectors().validate(server, 0, Update({"memory": torch.zeros(13, 4)}, 9))
