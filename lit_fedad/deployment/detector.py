@@ -110,9 +110,9 @@ def trace(detector: Detector, transform: ImageTransform) -> ExportedProgram:
         # Torch warns of views into a message and of tensors with their channels last.
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     try:
-        # Without gradients, FedDyMem's head would choose the faster of two ways by the number of patches, which a graph
-        # does not know. Nothing here requires a gradient.
-        with torch.enable_grad():
+        # With gradients, torch would trace parts that switch them off as graphs within the graph, which it cannot always
+        # read back.
+        with torch.no_grad():
             shapes = {"pixels": {0: Dim("batch")}}
             program = torch.export.export(detector, (example,), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch's tracer fails in many ways

@@ -78,7 +78,8 @@ class MemoryGenerator(nn.Module):
             return self.out(projected)
         channels = projected.shape[1]
         weight_grid, weight_coord = self.out.weight.split(channels, dim=1)
-        if torch.is_grad_enabled() or len(projected) < channels:
+        # An exported graph must not depend on the number of patches.
+        if torch.is_grad_enabled() or torch.compiler.is_exporting() or len(projected) < channels:
             coord = self.coord_conv(torch.cat([projected, places], dim=1))
             hidden, merged = self.phi_1(coord), F.linear(coord, weight_coord, self.out.bias)
         else:

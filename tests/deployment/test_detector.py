@@ -5,12 +5,15 @@ import math
 import pytest
 import torch
 from helpers.refusals import refusal
+from helpers.tiny_pyramid import TinyPyramid
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, trace
+from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
+from lit_fedad.tasks.simplenet import SimpleNet
 
 
 @pytest.fixture
@@ -41,6 +44,25 @@ def test_the_graph_takes_any_number_of_images(make_detector):
         torch.testing.assert_close(found["image_score"], live.image_score, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found["anomaly_map"], live.anomaly_map, rtol=1e-5, atol=1e-6)
         assert found["decision"].tolist() == (found["image_score"] > 0.7).tolist()
+
+
+class Frozen(TinyPyramid):
+    """A backbone that computes no gradients, as those of timm."""
+
+    forward = torch.no_grad()(TinyPyramid.forward)
+
+
+@pytest.mark.slow
+def test_what_computes_without_gradients_twice_over_is_read_back(tmp_path):
+    """PyTorch writes graphs within the graph for it, and cannot read empty ones."""
+    task = SimpleNet(Frozen(), grid=4, image_size=32, hidden=6)
+    task.load_statistics(torch.zeros(8), torch.ones(8))
+    rule = DecisionRule("drawn", ScoreCounts.of(torch.ones(1)), 0.5)
+    detector = Detector(LocalClient(task), ImageTransform(32), rule)
+    FORMATS["pt2"].save(trace(detector, ImageTransform(32)), tmp_path / "detector.pt2")
+    pixels = torch.rand(3, 3, 32, 32)
+    found, live = FORMATS["pt2"].load(tmp_path / "detector.pt2")(pixels), torch.no_grad()(detector)(pixels)
+    torch.testing.assert_close(found, live)
 
 
 def test_decisions_part_at_the_threshold_as_the_run_has_it(make_detector):
