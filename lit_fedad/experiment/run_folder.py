@@ -15,6 +15,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, check_root
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
+from lit_fedad.core.text import shell_word
 from lit_fedad.data.additions import Addition
 from lit_fedad.evaluation.calibration import alphas
 from lit_fedad.experiment.run_files import (
@@ -186,13 +187,13 @@ class RunFolder:
             UserError: If there is no version of this number, it is a link or contains one in place of a folder, or the
                 file that names the default cannot be read.
         """
-        numbers = self.versions()
-        if number is None:
-            number = self.default_version()
-        if number not in numbers:
-            raise UserError(f"{self.path} has no version {number}, only {', '.join(map(str, numbers))}")
-        folder = self.version_folder(number)
-        check_folders(folder.path, *[folder.path] * (number > 0))
+        numbers, wanted = self.versions(), self.default_version() if number is None else number
+        if wanted not in numbers:
+            change = f"lit-fedad update {shell_word(f'run={self.path}')} default=N"
+            advice = f"; another becomes the default by: {change}" if number is None else ""
+            raise UserError(f"{self.path} has no version {wanted}, only {', '.join(map(str, numbers))}{advice}")
+        folder = self.version_folder(wanted)
+        check_folders(folder.path, *[folder.path] * (wanted > 0))
         return folder
 
     def choose_version(self, number: int) -> RunFolder:

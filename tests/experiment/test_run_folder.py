@@ -1,6 +1,7 @@
 """Run folders: found by path or MLflow id, claimed by one configuration, cleared of nothing foreign."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -303,6 +304,19 @@ def test_a_missing_run_is_one_line_that_names_it(monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'no.db'}")
     with refusal(r"run=outputs/typo: no such folder"):
         RunFolder.find("outputs/typo")
+
+
+def test_a_default_version_that_is_gone_is_named_with_what_chooses_another(tmp_path, config):
+    run = RunFolder(tmp_path)
+    claim(run.path, config)
+    claim(run.path / "versions" / "1", config)
+    save_json(run.path / "versions" / "1", "result.json", {"config": config})
+    run.choose_version(1)
+    shutil.rmtree(run.path / "versions" / "1")
+    with refusal(rf"^{tmp_path} has no version 1, only 0; .*: lit-fedad update run={tmp_path} default=N$"):
+        run.version(None)
+    run.choose_version(0)
+    assert run.version(None) == run
 
 
 def test_a_folder_without_configuration_is_no_run(tmp_path):
