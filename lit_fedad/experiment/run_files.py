@@ -36,7 +36,7 @@ _LISTED = ("config.yaml", "calibration.json", "additions.json", "result.json")  
 FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
 # The number in config.yaml; to be raised when a release cannot open the files of the previous one. 0.1 wrote none.
-_FORMAT = 6
+_FORMAT = 7
 _RELEASES = {None: "lit_fedad 0.1", 4: "lit_fedad 0.2"}  # released versions of the package, by format
 
 

@@ -137,17 +137,24 @@ class SlotSums:
     squares: Tensor
     images: Tensor
 
-    def without(self, part: Reduced) -> SlotSums:
-        """Subtracts images whose patches were compressed with `anchors`; slots that become empty keep their vector."""
+    def without(self, part: Reduced, same_values: bool = True) -> SlotSums:
+        """Subtracts images whose patches were compressed with `anchors`; slots that become empty keep their vector.
+
+        Args:
+            part: The compressed patches.
+            same_values: Whether the values in ``part`` are those that its patches added to the sums. Otherwise what they
+                added is not known, and each slot keeps its mean square.
+        """
         subtracted = part.counts.double()
         remaining = self.counts.double() - subtracted
+        mean_squares = part.radii.double().square() if same_values else self.squares / self.counts.clamp(min=1)
         sums = self.counts[:, None].double() * self.memory - subtracted[:, None] * part.memory
         nonempty = (remaining > 0.5)[:, None]  # counts are whole numbers
         return replace(
             self,
             memory=torch.where(nonempty, sums / remaining[:, None], self.memory.double()).float(),
             counts=remaining.clamp(min=0),
-            squares=(self.squares.double() - subtracted * part.radii.double().square()).clamp(min=0),
+            squares=(self.squares.double() - subtracted * mean_squares).clamp(min=0),
             images=(self.images - part.images).clamp(min=0) * nonempty[:, 0],
         )
 

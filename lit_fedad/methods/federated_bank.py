@@ -70,7 +70,7 @@ class FederatedBankClient(FedDyMemClient):
         UserError: If a number is out of range, or the task's bank is by position or not made of sums.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("sent", "past", "summed")
+    state_names: ClassVar[tuple[str, ...]] = ("sent", "past", "summed", "judged_by")
     takes_subspace = True
 
     def __init__(
@@ -103,6 +103,8 @@ class FederatedBankClient(FedDyMemClient):
         self.sent: dict[str, Tensor] = {}
         self.past: dict[str, Tensor] = {}
         self.summed: list[int] = []
+        # Numbers of the subspaces (`_subspace_number`) that judged the patches in the last upload.
+        self.judged_by: list[int] = []
 
     def receive(self, message: Message) -> None:
         """Loads statistics, subspaces and bank, as far as the message holds them."""
@@ -129,6 +131,7 @@ class FederatedBankClient(FedDyMemClient):
         anchors, images = anchors_of(self, self.task.memory), loader if is_new else ()
         reduced = self.task.reduce_memory(images, self.context, anchors, past=past)
         if self.task.reduce.adds_up:
+            self.judged_by = sorted({*(self.judged_by if past else ()), self._subspace_number()})
             stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
             self.sent = {**reduced._asdict(), "stages": stages}
             self.summed = sorted({*self.summed, stage}) if is_new else self.summed
@@ -172,15 +175,22 @@ class FederatedBankClient(FedDyMemClient):
         """Subtracts images of the client from bank, radii and subspace.
 
         The statistics that standardise and whiten features do not change, since the bank consists of such features.
+        Radii do not change either if another subspace than the present one has judged the images.
         """
         task, message = self.task, self.sums
         names = ("anchors", "sum_memory", "sum_counts", "sum_squares", "sum_images")
         sums = SlotSums(*(message[name].cpu() for name in names))
         if int(message["counted"]):
             anchors = message["anchors"].to(task.memory)
-            sums = sums.without(task.reduce_memory(loader, self.context, anchors))
+            # The moments of new images change the subspace only after the subspace has judged these images.
+            same_values = self.judged_by == [self._subspace_number()]
+            sums = sums.without(task.reduce_memory(loader, self.context, anchors), same_values)
         task.load_memory(*sums.bank(self.min_images))
         task.load_subspace(**task.fit_subspace(moments, task.loaded_statistics()))
+
+    def _subspace_number(self) -> int:
+        """Returns a number that identifies the task's subspace, the same on every device."""
+        return int(self.task.basis.float().cpu().contiguous().view(torch.int32).sum())
 
 
 class FederatedBankServer(FedDyMemServer):

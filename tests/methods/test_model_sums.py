@@ -86,6 +86,29 @@ def test_a_bank_is_the_mean_of_the_other_patches_by_slot(federate, make_loader, 
         assert torch.cdist(gone, found["memory"][enough]).amin(1).max() < 1e-6
 
 
+def test_radii_are_those_of_the_other_images(federate, make_loader):
+    data = {0: make_loader(6, 0), 1: make_loader(5, 1)}
+    played = federate(
+        FederatedBankClient,
+        FederatedBankServer,
+        task=summed_bank(),
+        data=data,
+        rounds=1,
+        client={"min_images": 1},
+        server={"aggregation": LloydAggregation(patches_per_slot=1)},
+    )
+
+    def leave(live, number):
+        others = [*some(data[0], [1, 2, 4, 5]), *data[1]]
+        rest = live.task.reduce_memory(others, live.context, live.sums["anchors"])
+        played.exchanges.leave_out.leave_out(live, some(data[0], [0, 3]))
+        return rest, live.task.radii.clone()
+
+    rest, radii = played.ask(1, LocalQuery("leave", leave), [0], sums=True)[0]
+    filled = rest.images > 0
+    torch.testing.assert_close(radii[filled], rest.radii[filled], rtol=1e-3, atol=1e-4)
+
+
 def test_the_model_is_whole_again_afterwards(federate, make_loader):
     data = {0: make_loader(4, 0), 1: make_loader(4, 1)}
     played = federate(FederatedSubspaceClient, FederatedSubspaceServer, task=subspace(), data=data, rounds=1)

@@ -14,7 +14,7 @@ from lit_fedad.contracts import Update
 from lit_fedad.contracts.state import load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import Evaluator, LocalQuery
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
@@ -97,6 +97,22 @@ def test_a_stage_that_comes_again_is_not_counted_again(play, rounds):
     play(client, server, rounds, schedule="literal")
     assert client.sent["counts"].sum() == 6 * PATCHES
     assert server.slots_of["sum_counts"].sum() == 12 * PATCHES
+
+
+def test_radii_stay_what_they_are_where_another_subspace_judged_the_images(play):
+    """Moments of a stage change the subspace after it has judged the stage's images: they cannot be taken out again."""
+    client = FederatedBankClient(summed_bank(), min_images=1)
+    server = FederatedBankServer(client, LloydAggregation())
+    played = play(client, server, rounds=3)
+    images = [Images().__getitems__([0])]  # of the first stage
+
+    def leave(live, number):
+        whole = live.task.radii.clone()
+        played.exchanges.leave_out.leave_out(live, images)
+        return whole, live.task.radii.clone()
+
+    whole, radii = played.ask(3, LocalQuery("leave", leave), [0], sums=True)[0]
+    assert (radii[:, None] - whole).abs().amin(1).max() < 1e-4 * whole.max()
 
 
 @dataclass(frozen=True)
