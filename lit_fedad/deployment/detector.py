@@ -110,8 +110,8 @@ def trace(detector: Detector, transform: ImageTransform) -> ExportedProgram:
         # Torch warns of views into a message and of tensors with their channels last.
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     try:
-        # With gradients, torch would trace parts that switch them off as graphs within the graph, which it cannot always
-        # read back.
+        # With gradients, torch would trace parts that switch them off as graphs within the graph, and it cannot always
+        # read these back.
         with torch.no_grad():
             shapes = {"pixels": {0: Dim("batch")}}
             program = torch.export.export(detector, (example,), dynamic_shapes=shapes, strict=False)

@@ -191,7 +191,9 @@ class RunFolder:
         if wanted not in numbers:
             change = f"lit-fedad update {shell_word(f'run={self.path}')} default=N"
             advice = f"; another becomes the default by: {change}" if number is None else ""
-            raise UserError(f"{self.path} has no version {wanted}, only {', '.join(map(str, numbers))}{advice}")
+            raise UserError(
+                f"{self.path} has no version {wanted}, only {', '.join(map(str, numbers))}{advice}"
+            )
         folder = self.version_folder(wanted)
         check_folders(folder.path, *[folder.path] * (wanted > 0))
         return folder

@@ -142,12 +142,14 @@ class SlotSums:
 
         Args:
             part: The compressed patches.
-            same_values: Whether the values in ``part`` are those that its patches added to the sums. Otherwise what they
-                added is not known, and each slot keeps its mean square.
+            same_values: Whether the values in ``part`` are those that its patches added to the sums. Otherwise it is not
+                known what they added, and each slot keeps its mean square.
         """
         subtracted = part.counts.double()
         remaining = self.counts.double() - subtracted
-        mean_squares = part.radii.double().square() if same_values else self.squares / self.counts.clamp(min=1)
+        mean_squares = (
+            part.radii.double().square() if same_values else self.squares / self.counts.clamp(min=1)
+        )
         sums = self.counts[:, None].double() * self.memory - subtracted[:, None] * part.memory
         nonempty = (remaining > 0.5)[:, None]  # counts are whole numbers
         return replace(
