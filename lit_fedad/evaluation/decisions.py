@@ -165,8 +165,8 @@ def limit_of(limits: Mapping[str, float], product: str | None) -> float:
 def rates_of(scores: Tensor, images: EvaluatedImages, limits: Mapping[str, float]) -> dict[str | None, Rate]:
     """Counts decisions about images by product: scores [n] above the limit of their product are anomalous."""
     rates = {}
-    for product in dict.fromkeys(images.products):
-        positions = torch.tensor([i for i, other in enumerate(images.products) if other == product])
+    for product, indices in grouped((product, i) for i, product in enumerate(images.products)).items():
+        positions = torch.tensor(indices)
         rates[product] = Rate.of(
             images.labels[positions], scores[positions].double() > limit_of(limits, product)
         )

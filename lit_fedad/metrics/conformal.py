@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -167,6 +167,9 @@ class DecisionRule:
         return f"{images} are too few to promise {self.alpha:g}: that takes {needed_images(self.alpha)}"
 
 
+_NO_SCORES = ScoreCounts.union(())
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Scores of normal images that no client's detector has seen, by client and product.
@@ -180,6 +183,13 @@ class Calibration:
     clients: Mapping[int, Mapping[str, ScoreCounts]]
     shared: bool
     names: ClientNames = NUMBERS
+    # Sums that a decision has asked for: those about other products, by other clients and rates, ask for them again.
+    _by_product: dict[int | None, dict[str, ScoreCounts]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _few: dict[tuple[int | None, float, bool], tuple[list[str], ScoreCounts]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def products(self) -> list[str]:
@@ -204,19 +214,18 @@ class Calibration:
         Returns:
             The rule; where no scores are enough, that of the last choice, with an infinite threshold.
         """
-        own_scores, all_scores = [self.clients.get(client, {})], list(self.clients.values())
         needed = needed_images(SECOND_RATE if isinstance(alpha, str) else alpha)
-        choices = []
         if product is not None:
-            holders, whose = (
-                (all_scores, "all clients") if self.shared else (own_scores, self.names.title(client))
-            )
-            choices.append((f"{product}, {whose}", _of_product(holders, product)))
-            choices.append(_of_few(holders, product, needed, whose))
+            holder, whose = (None, "all clients") if self.shared else (client, self.names.title(client))
+            own_scores = self._of_products(holder).get(product, _NO_SCORES)
+            few, together = self._of_few(holder, needed, known=own_scores.total > 0)
+            named = f"{product}, {whose}" if few == [product] else f"{len(few)} products, {whose}"
+            words = whose if len(few) == len(self._of_products(holder)) else named
+            choices = [(f"{product}, {whose}", own_scores), (words, together)]
         else:
-            choices.append((self.names.title(client), _of_all(own_scores)))
+            choices = [(self.names.title(client), self._of_few(client, math.inf)[1])]
             if self.shared:
-                choices.append(("all clients", _of_all(all_scores)))
+                choices.append(("all clients", self._of_few(None, math.inf)[1]))
         totals = [scores.total for _, scores in choices]
         rate = automatic_rate(totals[0 if totals[0] >= needed else -1]) if isinstance(alpha, str) else alpha
         enough = (choice for choice in choices if choice[1].total >= needed_images(rate))
@@ -225,6 +234,25 @@ class Calibration:
     def threshold(self, client: int, alpha: Alpha, product: str | None = None) -> float:
         """Computes the score above which a client calls an image anomalous; infinity where it cannot promise alpha."""
         return self.rule(client, alpha, product).threshold
+
+    def _of_products(self, client: int | None) -> Mapping[str, ScoreCounts]:
+        """Adds up scores by product: those of a client, or for None those of all."""
+        if client not in self._by_product:
+            holders = list(self.clients.values()) if client is None else [self.clients.get(client, {})]
+            self._by_product[client] = {
+                name: ScoreCounts.union(own[name] for own in holders if name in own)
+                for name in dict.fromkeys(chain(*holders))
+            }
+        return self._by_product[client]
+
+    def _of_few(self, client: int | None, needed: float, known: bool = True) -> tuple[list[str], ScoreCounts]:
+        """Names, and adds up, the scores of all products with fewer than ``needed``; of all where none is known."""
+        key = client, needed, known
+        if key not in self._few:
+            scores = self._of_products(client)
+            few = [name for name, own in scores.items() if own.total < needed or not known]
+            self._few[key] = few, ScoreCounts.union(scores[name] for name in few)
+        return self._few[key]
 
     def to_json(self) -> dict[str, Any]:
         """Returns all counts, as `from_json` reads them."""
@@ -294,24 +322,3 @@ def rounded_up(rate: float, digits: int = 3) -> float:
     """Rounds a rate up to a number of digits, so that scores which can promise it can promise the result."""
     decimals = digits - 1 - math.floor(math.log10(rate))
     return round(math.ceil(rate * 10**decimals - _ROUNDING) / 10**decimals, decimals)
-
-
-def _of_product(holders: Sequence[Mapping[str, ScoreCounts]], product: str) -> ScoreCounts:
-    return ScoreCounts.union(by_product[product] for by_product in holders if product in by_product)
-
-
-def _of_all(holders: Sequence[Mapping[str, ScoreCounts]]) -> ScoreCounts:
-    return ScoreCounts.union(counts for by_product in holders for counts in by_product.values())
-
-
-def _of_few(
-    holders: Sequence[Mapping[str, ScoreCounts]], product: str, needed: int, whose: str
-) -> tuple[str, ScoreCounts]:
-    """Names, and adds up, the scores of all products with fewer than ``needed``, or of all if this one has none."""
-    totals = Counter[str]()
-    for by_product in holders:
-        totals.update({name: counts.total for name, counts in by_product.items()})
-    few = [name for name, total in totals.items() if total < needed or not totals[product]]
-    named = f"{product}, {whose}" if few == [product] else f"{len(few)} products, {whose}"
-    words = whose if len(few) == len(totals) else named
-    return words, ScoreCounts.union(_of_product(holders, name) for name in few)

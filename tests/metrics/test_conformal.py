@@ -1,5 +1,6 @@
 """Conformal p-values and thresholds against counting by hand, and their promise on drawn scores."""
 
+import itertools
 import json
 import math
 
@@ -143,6 +144,21 @@ def test_the_most_specific_scores_that_suffice_decide():
     # Heatmaps without a threshold: the largest calibration score.
     assert own.rule(0, 0.1, "nut").colour == pytest.approx(5, rel=0.01)
     assert own.rule(7, 0.5).colour == 1
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_scores_are_added_up_once_for_all_decisions(monkeypatch, shared):
+    """Added up anew for each product, client and rate, those of 300 products took days."""
+    added, union = [], ScoreCounts.union
+    monkeypatch.setattr(ScoreCounts, "union", lambda parts: added.append(1) or union(parts))
+    clients, products, alphas = range(4), [f"product {number}" for number in range(9)], (0.05, 0.1, 0.3)
+    scores = {client: dict.fromkeys(products, ScoreCounts.of(COARSE[:4])) for client in clients}
+    calibration = Calibration(scores, shared)
+    for client, product, alpha in itertools.product(clients, [*products, "unseen", None], alphas):
+        calibration.rule(client, alpha, product)
+    # Of a holder each product's, for each rate those of products with few and of all, and those of all at any rate.
+    holders = len(clients) + shared
+    assert len(added) <= holders * (len(products) + 2 * len(alphas) + 1)
 
 
 def test_is_read_back_as_it_was_written():
