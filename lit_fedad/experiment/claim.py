@@ -21,6 +21,7 @@ from lit_fedad.experiment.run_files import (
     FILES,
     FOLDERS,
     MANIFEST,
+    as_written,
     check_folders,
     plain,
     read_manifest,
@@ -148,7 +149,9 @@ def claim(folder: Path, config: Config) -> None:
             version, or a complete run without checkpoints that would have to be judged by other keys.
     """
     if (folder / "config.yaml").exists():
-        if identity(read_settings(folder)) != identity(config):
+        with as_written(str(folder / "config.yaml")):
+            made = identity(read_settings(folder))
+        if made != identity(config):
             if RunFolder(folder).result() or any((folder / "checkpoints").glob("round_*")):
                 raise _occupied(folder)
             clear(folder)  # left by a command that failed before its first round
@@ -157,7 +160,8 @@ def claim(folder: Path, config: Config) -> None:
             f"{folder}: holds {present[0]}, which no run of lit-fedad wrote; give another out=DIR"
         )
     if (result := RunFolder(folder).result()) is not None:
-        _check_result(folder, result, plain(config))
+        with as_written(str(folder / "result.json")):
+            _check_result(folder, result, plain(config))
     write_settings(folder, config)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ FOLDERS = (
 _LISTED = ("config.yaml", "calibration.json", "additions.json", "result.json")  # files in the manifest
 # Files are removed in this order: those by which a run's folder is recognised come last.
 FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
+
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What readers of a result raise that are given values of another kind."""
 
 # The number in config.yaml; to be raised when a release cannot open the files of the previous one. 0.1 wrote none.
 _FORMAT = 7
@@ -125,6 +129,21 @@ def read_yaml(path: Path) -> tuple[bytes, Any]:
         return content, plain_yaml(content.decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+
+
+@contextmanager
+def as_written(what: str) -> Iterator[None]:
+    """Says in one line that a file, which may come from anybody, does not hold what a run writes.
+
+    Raises:
+        UserError: If the block fails as readers do that are given values of another kind.
+    """
+    try:
+        yield
+    except MALFORMED as error:
+        raise UserError(
+            f"{what} does not hold what a run writes ({type(error).__name__}); restore it from a copy"
+        ) from error
 
 
 def there(path: Path) -> bool:

@@ -23,7 +23,7 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_files import save_json, there, write_settings
+from lit_fedad.experiment.run_files import as_written, save_json, there, write_settings
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -61,7 +61,8 @@ def train(
         begun(folder.path, config) if launches(config) else nullcontext(),
     ):
         earlier = None if config["fresh"] else folder.result()
-        if earlier is None or judgement(earlier["config"]) != judgement(config):
+        as_before = earlier is not None and judgement(earlier["config"]) == judgement(config)
+        if not as_before:
             if earlier is not None:
                 display.note(
                     "complete, but judged by other keys: decisions, figures and result are made anew"
@@ -77,7 +78,9 @@ def train(
             display.note(f"complete already; {participants.anew}: {folder.path}")
         result = folder.result()
     assert result is not None
-    display.closing_table(result)
+    # Of a run that was complete already it may be anybody's.
+    with as_written(str(folder.path / "result.json")) if as_before else nullcontext():
+        display.closing_table(result)
     return result
 
 

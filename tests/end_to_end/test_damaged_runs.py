@@ -169,6 +169,22 @@ def _refused(run, command, capsys):
     return " ".join(error.split())
 
 
+@pytest.mark.parametrize("key", ["last", "config", "seconds_per_round"])
+def test_a_complete_run_with_a_result_of_other_kinds_is_one_line(planted, capsys, key):
+    result = json.loads((planted / "result.json").read_text())
+    forge(planted, "result.json", json.dumps({**result, key: 3}))
+    root = result["config"]["data"]["root"]
+    settings = [
+        "method=federated_bank",
+        "debug=seconds",
+        "tracking=off",
+        "cache.enabled=false",
+        "data=textures",
+    ]
+    said = _refused(planted, ["train", *settings, f"data.root={root}", f"out={planted}"], capsys)
+    assert f"{planted}/result.json does not hold what a run writes" in said
+
+
 @pytest.mark.parametrize("name", ["server.pt", "client_00000.pt", "client_00001.pt"])
 def test_a_planted_checkpoint_runs_no_code(planted, capsys, name):
     (last,) = (planted / "checkpoints").glob("round_*")

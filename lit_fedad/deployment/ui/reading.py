@@ -18,6 +18,7 @@ from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import stored_text
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.input_files import written_rows
+from lit_fedad.experiment.run_files import as_written
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -85,13 +86,9 @@ class RunView:
         calibration = folder.calibration() if calibrated else None
         page = folder.config()["image"].get("page")
         view = cls(folder.path, result, status, calibration, page)
-        try:  # a folder may come from anybody: wrong content is told now, not by a traceback of the page
+        # A folder may come from anybody: wrong content is told now, not by a traceback of the page.
+        with as_written(f"{folder.path}: result.json or {STATUS}"):
             _ = view.title, view.curves(), view.rounds(), view.sites(), view.troubles()
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise UserError(
-                f"{folder.path}: result.json or {STATUS} does not hold what a run writes ({type(error).__name__});"
-                " restore it from a copy"
-            ) from error
         return view
 
     @property
