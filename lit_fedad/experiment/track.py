@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.closing import closing_rows, in_words
 from lit_fedad.report.html import markdown_table
+from lit_fedad.report.naming import METRIC_TITLES
 from lit_fedad.tracking.server import RUN_ID
 from lit_fedad.tracking.tracker import Tracker
 
@@ -128,9 +129,9 @@ def _described(run: Run, result: Mapping[str, Any]) -> str:
 
 def flat_metrics(report: RoundReport, names: ClientNames = NUMBERS) -> dict[str, float]:
     """Flattens a round's report into numbers for the tracker, by name; names of clients are part of the names."""
-    flat = {name if "_" in name else f"{name}/mean": value for name, value in report.scalars.items()}
+    flat = {name if "_" in name else f"{name}/mean": value for name, value in _of_training(report.scalars)}
     for client, scalars in report.per_client.items():
-        flat |= {f"clients/{name}/{names.label(client)}": value for name, value in scalars.items()}
+        flat |= {f"clients/{name}/{names.label(client)}": value for name, value in _of_training(scalars)}
     flat |= flat_summaries(report.metrics or {}, names)
     traffic = {
         "bytes/up": report.bytes_up,
@@ -139,6 +140,12 @@ def flat_metrics(report: RoundReport, names: ClientNames = NUMBERS) -> dict[str,
     }
     flat |= {name: float(sum(by_client.values())) for name, by_client in traffic.items()}
     return {**flat, "participants": len(report.participants), "seconds": report.seconds}
+
+
+def _of_training(scalars: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Yields what training measured, under another name than what evaluation measures, such as the accuracy."""
+    for name, value in scalars.items():
+        yield (f"training_{name}" if name in METRIC_TITLES else name), value
 
 
 def flat_summaries(summaries: Mapping[str, Any], names: ClientNames = NUMBERS) -> dict[str, float]:

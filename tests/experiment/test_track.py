@@ -1,0 +1,12 @@
+"""What a round becomes as numbers by name for the tracker."""
+
+from lit_fedad.experiment.track import flat_metrics
+from lit_fedad.federation.round_report import RoundReport
+
+
+def test_what_training_measures_is_not_named_as_what_evaluation_measures():
+    """In rounds without an evaluation the accuracy on training images would stand for that on test images."""
+    trained = RoundReport(1, "train", [0], scalars={"accuracy": 0.9}, per_client={0: {"accuracy": 0.9}})
+    assert not {"accuracy/mean", "clients/accuracy/0"} & flat_metrics(trained).keys()
+    assert flat_metrics(trained)["training_accuracy"] == 0.9
+    assert flat_metrics(trained)["clients/training_accuracy/0"] == 0.9
