@@ -32,6 +32,7 @@ from lit_fedad.report.style import (
 )
 
 _HATCHES = ("//////", "......", "xxxxxx")
+_MOST_LOOKS = len(COLOURS) * (1 + len(_HATCHES))
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
 _MAX_PIES = 12
 _MAX_NAMES = 20
@@ -43,7 +44,8 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
     """Draws how many images of each product type each client holds (FedDyMem Fig. 5).
 
     Up to 12 clients are drawn as one pie each, whose area is proportional to the client's share of all images;
-    more clients are drawn as stacked bars.
+    more clients are drawn as stacked bars. More than 28 product types, of which two would look alike, are counted
+    instead of named.
 
     Args:
         counts: Images of each product type on each client [clients, products].
@@ -51,7 +53,10 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
     """
     draw = _pies if len(counts) <= _MAX_PIES else _bars
     figure = draw(counts)
-    _product_legend(figure, products)
+    if len(products) <= _MOST_LOOKS:
+        _product_legend(figure, products)
+    else:
+        figure.supxlabel(f"{len(products)} products or classes", fontsize=FONT_SIZE)
     return figure
 
 

@@ -100,6 +100,14 @@ def test_nothing_of_a_partition_is_cut_off(clients, products):
     assert all(inside(figure, artist) for artist in [*figure.legends, *texts])
 
 
+def test_products_that_would_look_alike_are_counted_instead_of_named():
+    names = [f"product {number}" for number in range(29)]
+    assert legend_texts(partition_figure(np.ones((1, 28), dtype=int), names[:28])) == names[:28]
+    figure = partition_figure(np.ones((1, 29), dtype=int), names)
+    assert not figure.legends
+    assert figure.get_supxlabel() == "29 products or classes"
+
+
 STAGES = [
     np.array([[3, 0, 5, 0], [0, 2, 0, 1]]),
     np.array([[0, 4, 0, 0]]),
