@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -176,6 +177,13 @@ def each_run(data: GroupsByData) -> Iterator[tuple[str, CompleteRun]]:
                 yield f"{group.label} on {name}, seed {run.seed}", run
 
 
+def by_first_metric(data: GroupsByData) -> Iterator[tuple[str, str, Sequence[RunGroup]]]:
+    """Yields the name of data, a first metric, and the groups on these data that have it: what one figure compares."""
+    for name, groups in data.items():
+        for first, alike in grouped((group.first.first_metric, group) for group in groups).items():
+            yield name, first, alike
+
+
 def complete_runs(
     tracked: Sequence[TrackedRun], fetched: Path, uri: str | None, display: Display
 ) -> list[CompleteRun]:
@@ -249,18 +257,13 @@ def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
 def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
     """Labels groups by method and, where several have the same method, by what differs between them."""
     groups = []
-    for runs in sorted(several, key=lambda runs: runs[0].result["method"]):
-        method, config = runs[0].result["method"], runs[0].config
-        others = [other[0].config for other in several if other[0].result["method"] == method]
-        settings = sorted(
-            {
-                setting
-                for other in others
-                for key in differences(config, other)
-                for setting in _setting_texts(key, config, other)
-            }
-        )
-        groups.append(RunGroup(f"{method} ({shortened(settings)})" if settings else method, runs))
+    by_method = grouped((runs[0].result["method"], runs) for runs in several)
+    for method, of_method in sorted(by_method.items()):
+        told = _distinguishing_settings([runs[0].config for runs in of_method])
+        groups += [
+            RunGroup(f"{method} ({shortened(settings)})" if settings else method, runs)
+            for runs, settings in zip(of_method, told, strict=True)
+        ]
     # Labels that are equal because they were shortened get a number.
     for label in {group.label for group in groups}:
         alike = [index for index, group in enumerate(groups) if group.label == label]
@@ -269,17 +272,42 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
     return groups
 
 
-def _setting_texts(key: str, config: Config, other: Config) -> list[str]:
-    """Writes the setting of a key, or the class of the outermost section whose classes differ."""
-    parts = key.split(".")
-    for length in range(1, len(parts) + 1):
-        section = ".".join(parts[:length])
-        ours, theirs = value_at(config, section), value_at(other, section)
-        kinds = [value.get("_target_") if isinstance(value, Mapping) else None for value in (ours, theirs)]
-        if kinds[0] != kinds[1]:
-            return [f"{section}={kinds[0].rpartition('.')[2] if kinds[0] else _override_text(ours)}"]
-    values = flatten(config)
-    return [f"{key}={_override_text(values[key])}"] if key in values else []
+def _distinguishing_settings(configs: Sequence[Config]) -> list[list[str]]:
+    """Lists what each of several configurations has otherwise than any other.
+
+    These are keys with their values, and in place of all keys of a section that others lack, or that is another there,
+    its name. Each key is looked at once, and not once for each pair of configurations.
+    """
+    compared, written = [_comparable(config) for config in configs], [flatten(config) for config in configs]
+    told = [set[str]() for _ in configs]
+    for key in dict.fromkeys(chain(*compared)):
+        values = [_override_text(own[key]) if key in own else None for own in compared]
+        if len(set(values)) == 1:
+            continue
+        alike = [list(range(len(configs)))]
+        for section in accumulate(key.split("."), "{}.{}".format):
+            by_kind = [grouped((_kind(configs[index], section), index) for index in group) for group in alike]
+            for kinds in by_kind:
+                for kind, group in kinds.items() if len(kinds) > 1 else ():
+                    for index in group:
+                        config, above = configs[index], section.rpartition(".")[0]
+                        if above and not isinstance(value_at(config, above) or None, Mapping):
+                            continue  # what stands in place of a section is told as a whole
+                        name = kind.rpartition(".")[2] if kind else _override_text(value_at(config, section))
+                        told[index].add(f"{section}={name}")
+            alike = list(chain(*(kinds.values() for kinds in by_kind)))
+        for group in alike:
+            if len({values[index] for index in group}) > 1:
+                for index in group:
+                    if key in written[index]:
+                        told[index].add(f"{key}={_override_text(written[index][key])}")
+    return [sorted(settings) for settings in told]
+
+
+def _kind(config: Config, section: str) -> str | None:
+    """Returns the class of a section; None for what is no section, or of no class."""
+    value = value_at(config, section)
+    return value.get("_target_") if isinstance(value, Mapping) else None
 
 
 @dataclass(frozen=True)
