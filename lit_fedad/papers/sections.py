@@ -9,7 +9,7 @@ from typing import Any
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
+from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, by_first_metric, each_run
 from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture, Prose
 from lit_fedad.report.naming import METRIC_TITLES, human_bytes, human_seconds, metric_title, promised_text
@@ -86,9 +86,11 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
         heads += ["bytes up", "time", "rounds", "task", "backbone", "files"]
         lines = []
         for group in groups:
-            lines.append(_run_line(group.label, group.runs, metrics, links, part=False))
+            lines.append(_run_line(group.label, group.runs, metrics, first, links, part=False))
             if len(group.runs) > 1:
-                lines += [_run_line(group.label, [run], metrics, links, part=True) for run in group.runs]
+                lines += [
+                    _run_line(group.label, [run], metrics, first, links, part=True) for run in group.runs
+                ]
         notes = [
             "Metrics: mean over clients after the last round; in brackets after the best, which a run chooses by its "
             "first metric on the test set. Bytes: sent by all clients in all rounds. Time: of all rounds, without "
@@ -122,7 +124,7 @@ def incomplete_table(
 
 
 def _run_line(
-    label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], links: Links, part: bool
+    label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], worst_of: str, links: Links, part: bool
 ) -> Line:
     url, first = links.runs(runs), runs[0]
     seeds = ", ".join(str(run.seed) for run in runs)
@@ -131,8 +133,8 @@ def _run_line(
         return Cell(text(statistics.mean(map(pick, runs))), url)
 
     worst = []
-    if first.first_metric in metrics:
-        client, value = _worst(runs, first.first_metric)
+    if worst_of in metrics:
+        client, value = _worst(runs, worst_of)
         worst = [Cell(UNKNOWN if value is None else f"{client}: {format_metric(value)}", url)]
     cells = [
         Cell(f"seed {seeds}" if part else label, url),
@@ -175,12 +177,11 @@ def _worst(runs: Sequence[CompleteRun], metric: str) -> tuple[str, float | None]
 
 
 def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> Iterator[Block]:
-    """Draws the first metric of all runs over the rounds, then each client's loss and metric.
+    """Draws the first metric of runs over the rounds, then each client's loss and metric.
 
     The figures by client are those of FedDyMem Fig. 6 and FedDyMem Fig. 7.
     """
-    for name, groups in data.items():
-        first = groups[0].first.first_metric
+    for name, first, groups in by_first_metric(data):
         curves = {group.label: [_over_rounds(run, first) for run in group.runs] for group in groups}
         if not any(chain(*curves.values())):
             continue  # without a defect to test on there is nothing to draw
@@ -202,8 +203,7 @@ def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> I
 def accuracy_over_bytes(data: GroupsByData) -> Iterator[Block]:
     """Draws the first metric of all runs over the bytes that their clients sent."""
     pictures = []
-    for name, groups in data.items():
-        first = groups[0].first.first_metric
+    for name, first, groups in by_first_metric(data):
         curves = {group.label: [_over_bytes(run, first) for run in group.runs] for group in groups}
         if not any(chain(*curves.values())):
             continue

@@ -123,6 +123,25 @@ def test_curves_and_partitions(make_run, page_of):
     assert not [part for part in page.sections if part.title == "Privacy"]
 
 
+def test_runs_of_other_first_metrics_are_not_compared_by_one(make_run, page_of):
+    """The same data learned in stages: A_sel is no accuracy."""
+    whole, stages = make_run("a", "fedavg", [0.5, 0.7]), make_run("b", "feddymem", [0.25, 0.5])
+    for moment in ("first", "last", "best"):
+        values = stages.result[moment]["i_auroc"]
+        stages.result[moment] = {"round": 2, "selection_accuracy": values}
+    stages.result["metrics"] = {"1": {"selection_accuracy": 0.25}, "2": {"selection_accuracy": 0.375}}
+    page = page_of([whole, stages])
+    (grid,) = grids(page, "Runs")
+    worst = grid.heads.index("worst client, I-AUROC")
+    assert [line.cells[worst].text for line in grid.lines] == ["client 0: 0.5000", UNKNOWN]
+    drawn = [picture.alt for block in section(page, "Over the rounds").blocks for picture in block.pictures]
+    assert [alt for alt in drawn if "one line a run" in alt] == [
+        "I-AUROC over the rounds on textures, one line a run: fedavg",
+        "A_sel over the rounds on textures, one line a run: feddymem",
+    ]
+    assert "feddymem, seed 0: I-AUROC of each client" not in drawn
+
+
 def test_without_defects_to_test_on_no_empty_axes_are_drawn(make_run, page_of):
     run = make_run("a", "feddymem", [0.5, 0.7])
     run.result["metrics"] = {key: {"i_auroc": None} for key in run.result["metrics"]}
