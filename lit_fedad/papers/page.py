@@ -8,6 +8,7 @@ from pathlib import Path
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import without_user
+from lit_fedad.experiment.run_files import MALFORMED, as_written
 from lit_fedad.papers.paper import FilledTable, fill
 from lit_fedad.papers.plan import page_tables
 from lit_fedad.papers.runs import CompleteRun, Links, complete_runs, groups_by_data
@@ -69,14 +70,14 @@ def report_runs(
     links = Links(address, Path(out or f"reports/{names or 'all'}"))
     tracked = tracked_runs(experiment, uri)
     with tempfile.TemporaryDirectory() as fetched:
-        runs = complete_runs(tracked, Path(fetched), uri, display)
+        runs: Sequence[CompleteRun] = complete_runs(tracked, Path(fetched), uri, display)
         if not runs:
             raise UserError(
                 f"experiment={','.join(experiment) or '(all)'}: no complete run is tracked;"
                 " lit-fedad train makes one"
             )
         with display.progress("The report"):
-            page = build_page(tracked, runs, links, uri)
+            page, runs = _readable_page(tracked, runs, links, uri, display)
     file = write_page(page, links.out)
     display.note(f"complete runs: {len(runs)}; the page has {human_bytes(file.stat().st_size)}")
     display.where_next(
@@ -87,6 +88,36 @@ def report_runs(
         ]
     )
     return file
+
+
+def _readable_page(
+    tracked: Sequence[TrackedRun],
+    runs: Sequence[CompleteRun],
+    links: Links,
+    uri: str | None,
+    display: Display,
+) -> tuple[Page, Sequence[CompleteRun]]:
+    """Builds the page of the runs whose results hold what runs write, and returns these; others are left out.
+
+    Raises:
+        UserError: If there is none.
+    """
+    try:
+        return build_page(tracked, runs, links, uri), runs
+    except MALFORMED:
+        whole = []
+        for run in runs:
+            try:
+                with as_written(str(run.files / "result.json")):
+                    build_page([run.tracked], [run], links, uri)
+                whole.append(run)
+            except UserError as error:
+                display.warn(f"{run.tracked.name} is left out: {error}")
+        if len(whole) == len(runs):
+            raise
+    if not whole:
+        raise UserError("no result can be read: the warnings say why")
+    return build_page(tracked, whole, links, uri), whole
 
 
 def build_page(

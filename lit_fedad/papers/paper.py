@@ -18,6 +18,7 @@ from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
+from lit_fedad.experiment.run_files import as_written
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.plan import PlannedRun, paper_columns, read_table
 from lit_fedad.papers.runs import CompleteRun, Links, differences
@@ -291,16 +292,27 @@ class TableResults:
             self.causes[path] = cause
         elif result := self._read(run):
             self._results[path] = result
+            self.causes.pop(path, None)  # of what was there before
         self.write()
 
     def _read(self, run: PlannedRun) -> dict[str, Any] | None:
         """Reads a run's result; one that cannot be read is the run's failure, not the table's."""
+        path, table = run.folder.path, self._table
         try:
             result = run.folder.result()
-            attack = self._table.attack
-            return with_attack(result, run.folder, attack) if result and attack else result
+            if result is None:
+                return None
+            with as_written(str(path / "result.json")):
+                if table.attack:
+                    result = with_attack(result, run.folder, table.attack)
+                one = [Outcome(run.row, run.column, run.seed, str(path), result)]
+                runs_frame(one, table.metrics)
+                constant_rows(one, table.metrics)
+                if table.quantities:
+                    rounds_frame(table, one)
+            return result
         except UserError as error:
-            self.causes[run.folder.path] = str(error)
+            self.causes[path] = str(error)
             return None
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -93,8 +94,12 @@ def _comparable(config: Config) -> dict[str, Any]:
 
 
 _ARTIFACTS = ("result.json", "figures", "privacy")
-# Keys of every result.
-_KEYS = ("method", "data", "seed", "rounds", "partition", "first", "last", "best", "config")
+# Keys of every result, and the kinds of their values.
+_KINDS = {
+    **dict.fromkeys(("method", "data", "task"), str),
+    **dict.fromkeys(("seed", "rounds"), int),
+    **dict.fromkeys(("partition", "first", "last", "best", "config"), dict),
+}
 
 
 @dataclass(frozen=True)
@@ -218,18 +223,21 @@ def _result(
     if result is not None and result.get("tracking_run_id") not in (run.run_id, None):
         result = None  # of another run, which was begun in this folder later
     if result is None and run.status == "FINISHED":
-        folder, settings = fetched / run.run_id, fetched / run.run_id / "settings"
-        settings.mkdir(parents=True)
+        fetched.mkdir(parents=True, exist_ok=True)
+        folder = Path(mkdtemp(dir=fetched))  # not named by the server, which may name any place
+        settings = folder / "settings"
+        settings.mkdir()
         result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()
         # In a folder of its own: files beside a configuration are checked by the run's manifest, which is no artifact.
         fetch_artifacts(run.run_id, ["config.yaml"], settings, uri)
-    if result is not None:
-        check_format(settings)
-    if result is not None and (lacking := [key for key in _KEYS if key not in result]):
+    if result is None:
+        return folder, None
+    check_format(settings)
+    if lacking := [key for key, kind in _KINDS.items() if not isinstance(result.get(key), kind)]:
         raise UserError(
             f"{folder / 'result.json'}: not the result of a run of this version (no '{lacking[0]}')"
         )
-    ClientNames.of(result or {})
+    ClientNames.of(result)
     return folder, result
 
 

@@ -158,6 +158,15 @@ def test_only_what_is_missing_runs(quick_runs, workdir, capsys):
     assert r"| Local | **75.00 \[75.00\]** |" in Path("reports/feddymem_1-textures/feddymem_1.md").read_text()
 
 
+def test_a_result_of_other_kinds_is_the_runs_failure_and_it_is_run_again(quick_runs):
+    make(options("rows=Local"), Display())
+    file = next(Path("outputs").glob("local-*/result.json"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "bytes_up": {}}))
+    make(options("rows=Local"), Display())
+    assert len(quick_runs[0]) == 2
+    assert frame()["i_auroc_last"].tolist() == [0.75]
+
+
 def test_a_run_that_was_begun_is_resumed(quick_runs, capsys):
     begun = RunFolder.of(compose(["data=textures", "tracking=off", "method=feddymem", "seed=0"])).path
     (begun / "checkpoints/round_100001").mkdir(parents=True)
