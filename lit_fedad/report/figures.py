@@ -162,7 +162,10 @@ def _product_legend(figure: Figure, products: Sequence[str]) -> None:
     columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
     rows = math.ceil(len(products) / columns)
     columns = math.ceil(len(products) / rows)
-    figure.set_figheight(figure.get_figheight() + 0.15 * rows * max(map(lines_of, names)) + 0.1)
+    tallest = max(
+        sum(map(lines_of, part)) for part in np.array_split(names, columns)
+    )  # as the legend divides them
+    figure.set_figheight(figure.get_figheight() + 0.15 * tallest + 0.1)
     figure.legend(handles=patches, loc="outside lower center", ncols=columns, **LEGEND)
 
 

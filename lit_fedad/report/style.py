@@ -13,6 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 
+from lit_fedad.core.text import printable_lines
+
 FONT_SIZE = 7  # points: the smallest text of a figure that is printed at its own size
 
 # The palette of Okabe and Ito (2008), made to be told apart with any kind of colour vision. Its black is kept
@@ -43,13 +45,15 @@ def blank_figure(width: float, height: float) -> Figure:
 
 
 def as_written(text: str) -> str:
-    r"""Escapes dollar signs, between which matplotlib reads formulas: names of products and files may hold them.
+    r"""Escapes what names of products and files may hold and no figure shows.
+
+    These are dollar signs, between which matplotlib reads formulas, and what no terminal is given either.
 
     Example:
-        >>> print(as_written("$5_$6"))
-        \$5_\$6
+        >>> print(as_written("$5_$6"), as_written("a\x1b[2J"))
+        \$5_\$6 a\x1b[2J
     """
-    return text.replace("$", r"\$")
+    return printable_lines(text).replace("$", r"\$")
 
 
 def wrapped(names: Iterable[str], width: int) -> list[str]:

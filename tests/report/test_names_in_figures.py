@@ -49,6 +49,20 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(name):
     assert not any(NAME in text for text in texts)
 
 
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\u202eb", "a\udcff"], ids=["escape", "turned", "no UTF-8"])
+def test_what_no_terminal_is_given_is_escaped(name):
+    figure = partition_figure(np.ones((1, 1), int), [name])
+    figure.savefig(io.BytesIO(), format="png", dpi=20)
+    (text,) = figure.legends[0].get_texts()
+    assert text.get_text() == name.encode("unicode_escape").decode()
+
+
+def test_one_long_name_makes_no_room_for_many():
+    figures = [partition_figure(np.ones((1, 9), int), [*"abcdefgh", name]) for name in ("x" * 50, "x" * 150)]
+    heights = [figure.get_figheight() for figure in figures]
+    assert heights[1] - heights[0] == pytest.approx(2 * 0.15)
+
+
 @pytest.mark.parametrize(
     "names",
     [
