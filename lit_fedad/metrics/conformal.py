@@ -34,6 +34,9 @@ image would silence the detector.
 Alpha = float | Literal["auto"]
 """Promised rate of false alarms, in (0, 1); ``auto`` is what the deciding scores allow (`Calibration.rule`)."""
 
+_MOST = 1 << 31
+"""Images of a bin are fewer: sums of any file's counts fit 64 bits."""
+
 _ROUNDING = 1e-9
 """Tolerance of ranks: (n + 1) alpha is a whole number more often than its floating-point product."""
 
@@ -94,8 +97,9 @@ class ScoreCounts:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError("calibration: needs whole numbers as bins and counts") from error
         in_range = bins.ndim == 1 and bool(((bins >= 0) & (bins < DEFAULT_BINS.count)).all())
-        if not in_range or bins.shape != counts.shape or (bins.diff() <= 0).any() or (counts <= 0).any():
-            raise UserError("calibration: bins must ascend, each with a positive count")
+        counted = bins.shape == counts.shape and bool(((counts > 0) & (counts < _MOST)).all())
+        if not in_range or not counted or (bins.diff() <= 0).any():
+            raise UserError("calibration: bins must ascend, each with a positive count of images")
         return cls(bins, counts)
 
     def to_json(self) -> dict[str, list[int]]:

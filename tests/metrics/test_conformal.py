@@ -179,6 +179,7 @@ def test_is_read_back_as_it_was_written():
         {"bins": [2, 1, 3], "counts": [1, 1, 1]},
         {"bins": [1, 1], "counts": [1, 1]},
         {"bins": [1], "counts": [0]},
+        {"bins": [1], "counts": [1 << 62]},  # of three such bins the sum is negative
         {"bins": [1, 2], "counts": [1, 0]},
         {"bins": [1], "counts": [1, 2]},
         {"bins": [-1], "counts": [1]},
