@@ -309,10 +309,13 @@ def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
     """Returns the functions that draw the figures, by the figure's name."""
     figures: dict[str, Callable[[], Any]] = {}
     metrics = list(plan.objectives)
-    for number, metric in enumerate(metrics):
+    for number, (metric, direction) in enumerate(plan.objectives.items()):
         ending = f"_{metric.replace('/', '_')}" if len(metrics) > 1 else ""
         of_metric = {"target": lambda trial, number=number: trial.values[number], "target_name": metric}
-        figures[f"importance{ending}"] = partial(drawn.plot_param_importances, study, **of_metric)
+        # Of a given target Optuna takes low values for the good ones, whatever the study's direction.
+        sign = 1 if direction == "minimize" else -1
+        low = of_metric | {"target": lambda trial, number=number, sign=sign: sign * trial.values[number]}
+        figures[f"importance{ending}"] = partial(drawn.plot_param_importances, study, **low)
         figures[f"slices{ending}"] = partial(drawn.plot_slice, study, **of_metric)
     if len(metrics) > 1:
         figures["pareto_front"] = partial(drawn.plot_pareto_front, study, target_names=metrics)

@@ -7,6 +7,7 @@ import pytest
 from matplotlib import pyplot
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
+from optuna.visualization import matplotlib as drawn
 
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.command import show, write_results
@@ -59,6 +60,24 @@ def test_pareto_front_of_two_objectives(tmp_path, capsys):
         ["best", "1"],
         ["best", "3"],
     ]
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_importances_are_asked_for_good_values(tmp_path, monkeypatch, direction):
+    """Optuna takes low values of a given target for the good ones, whatever the study's direction."""
+    targets = []
+
+    def draw(study, target, target_name):
+        targets.append(target)
+        raise ValueError("nothing is drawn")
+
+    monkeypatch.setattr(drawn, "plot_param_importances", draw)
+    study, plan = make(
+        {"pro": direction}, [(16, 10.0**-n, [value], {}) for n, value in ((2, 0.5), (3, 0.75))]
+    )
+    write_results(study, plan, tmp_path)
+    (target,) = targets
+    assert target(study.best_trial) == min(map(target, study.trials))
 
 
 def test_table_and_curve_of_one_objective(tmp_path, capsys):
