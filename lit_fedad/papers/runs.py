@@ -203,7 +203,7 @@ def complete_runs(
             continue
         try:
             folder, result = _result(run, run.folder, fetched, uri)
-        except UserError as error:
+        except (UserError, OSError) as error:  # the server may say of a folder what no file system takes
             display.warn(f"{run.name} is left out: {error}")
             continue
         if result is not None:
@@ -345,6 +345,6 @@ class Links:
 
     def folder(self, run: TrackedRun) -> Cell:
         """Makes a cell with the name of a run's folder, and a link if the folder is on this machine."""
-        if run.folder is None or not run.folder.is_dir():
+        if run.folder is None or not os.path.isdir(run.folder):  # noqa: PTH112 - of any name, and raises nothing
             return Cell(run.folder.name if run.folder else UNKNOWN)
         return Cell(run.folder.name, quote(os.path.relpath(run.folder, self.out.resolve())))

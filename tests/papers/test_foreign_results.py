@@ -18,11 +18,11 @@ from lit_fedad.report.console import Display
 def report_of(monkeypatch, tmp_path):
     """Reports runs without MLflow and the papers' tables, with figures that are not rendered."""
 
-    def report(runs):
+    def report(runs, tracked=()):
         monkeypatch.setattr(sections, "svg", lambda figure: b"<svg/>")
         monkeypatch.setattr(sections, "metric_history", lambda *_: [(1, 0.25), (2, 0.5)])
         monkeypatch.setattr(module, "page_tables", list)
-        monkeypatch.setattr(module, "tracked_runs", lambda *_: [run.tracked for run in runs])
+        monkeypatch.setattr(module, "tracked_runs", lambda *_: tracked or [run.tracked for run in runs])
         monkeypatch.setattr(module, "complete_runs", lambda *_: runs)
         report_runs(Display(), out=str(tmp_path / "reports"))
 
@@ -56,6 +56,17 @@ def test_without_a_result_that_holds_what_runs_write_there_is_no_page(make_run, 
     run.result["bytes_up"] = {}
     with pytest.raises(UserError, match="no result can be read"):
         report_of([run])
+
+
+@pytest.mark.parametrize("folder", ["x" * 5000, "a\0b"], ids=["long", "nul"])
+def test_a_folder_that_no_file_system_takes_costs_no_other_run(make_run, report_of, tmp_path, capsys, folder):
+    whole, other = (make_run(name, "feddymem", [0.5, 0.7], seed=seed) for seed, name in enumerate("ab"))
+    save_json(whole.files, "result.json", whole.result)
+    tags = {**other.tracked.tags, "lit_fedad.out": folder}
+    tracked = [whole.tracked, replace(other.tracked, tags=tags, status="FAILED")]
+    found = complete_runs(tracked, tmp_path / "fetched", None, Display())
+    assert [run.tracked.run_id for run in found] == ["a"]
+    report_of(found, tracked)
 
 
 def test_what_a_server_sends_lies_within_the_folder_for_it(make_run, tmp_path, monkeypatch):
