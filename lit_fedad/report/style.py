@@ -22,7 +22,7 @@ FONT_SIZE = 7  # points: the smallest text of a figure that is printed at its ow
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 DARK = "#222222"
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-_LINE_STYLES = ("-", "--")
+_LINE_STYLES = ("-", "--", ":", "-.")
 
 LEGEND: dict[str, Any] = {
     "fontsize": FONT_SIZE,

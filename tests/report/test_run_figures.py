@@ -29,3 +29,9 @@ def test_runs_of_a_group_look_alike_and_have_one_name():
     first, second, other = (line.get_color() for line in axes.lines)
     assert first == second != other
     assert svg(figure) == svg(figure)
+
+
+def test_twenty_four_groups_are_told_apart():
+    groups = {f"method {number}": [[(1, 0.1), (2, 0.2)]] for number in range(24)}
+    (axes,) = lines_figure(groups, "x", "y", whole=True).axes
+    assert len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.lines}) == 24
