@@ -142,8 +142,8 @@ class SlotSums:
 
         Args:
             part: The compressed patches.
-            same_values: Whether the values in ``part`` are those that its patches added to the sums. Otherwise it is not
-                known what they added, and each slot keeps its mean square.
+            same_values: Whether the values in ``part`` are those that its patches added to the sums. Otherwise what
+                they added is not known, and each slot keeps its mean square.
         """
         subtracted = part.counts.double()
         remaining = self.counts.double() - subtracted
