@@ -17,7 +17,8 @@ def fit_preset(
     """Adapts a debug preset to the method and to the data.
 
     The preset's ``most`` has upper limits by the last word of a key (``epochs`` for ``local_epochs``). Larger numbers
-    of method and encoder are lowered to these limits, unless the command gives them.
+    of method and encoder are lowered to these limits, unless the command gives them or they refer to another key
+    (``${condensation.steps}``), which the preset or the command sets.
 
     Keys of the data or the partition that only the preset names are kept if the reader takes them; parts of the data
     take those of them that they have and that are null. Images in memory keep the size that the data's ``size`` says,
@@ -38,9 +39,7 @@ def fit_preset(
         if "_target_" not in composed.backbone:
             composed.backbone = None
         most = composed.pop("most", {})
-        settings = {
-            name: OmegaConf.to_container(composed[name], resolve=True) for name in ("method", "encoder")
-        }
+        settings = {name: OmegaConf.to_container(composed[name]) for name in ("method", "encoder")}
         for key, value in flatten(settings).items():
             word = re.split(r"[._]", key)[-1]
             if word in most and key not in given and isinstance(value, int) and value > most[word]:
