@@ -18,9 +18,21 @@ _SECTIONS = frozenset({"backbone", "cache", "calibration", "data", "partition", 
 """Sections of such keys; in others, as in ``method.client.group``, a key with the same last word may be a number."""
 
 _LISTS = frozenset(
-    {"annotations", "anomalous", "normal", "products", "test_anomalous", "test_normal", "train_normal"}
+    {
+        "annotations",
+        "anomalous",
+        "classes",
+        "normal",
+        "products",
+        "test_anomalous",
+        "test_normal",
+        "train_normal",
+    }
 )
 """Last words of keys of ``data`` whose values are lists of names."""
+
+_LISTS_ELSEWHERE = frozenset({"partition.order", "task.products"})
+"""Other keys whose values are such lists."""
 
 _ELEMENT = re.compile(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]*?)\s*(?:,|$)""")
 
@@ -39,7 +51,7 @@ def as_typed(override: str) -> str:
         return override
     section, dot, _ = key.lstrip("+").partition(".")
     leaf = key.rpartition(".")[2]
-    if leaf in _LISTS and key.lstrip("+").startswith("data."):
+    if (leaf in _LISTS and section == "data") or key.lstrip("+") in _LISTS_ELSEWHERE:
         if value.startswith("[") and value.endswith("]"):
             elements = [match[1] for match in _ELEMENT.finditer(value[1:-1]) if match[1]]
             if _read(override) == elements:

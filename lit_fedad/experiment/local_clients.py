@@ -16,6 +16,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.subset import require_known
 from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.alone import alone, check_alone
 from lit_fedad.experiment.build import (
@@ -57,6 +58,8 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     server_labelled = build_server_labelled(config, images, partition)
     model = build_model(config, images.categories, public, server_labelled)
     check_alone(config, model.task)
+    for product in config["task"].get("products") or ():
+        require_known(product, images.categories, f"task.products: no product '{product}'")
     partition = with_calibration(config, images, partition, model.method)
     _check_rounds(config, images, partition, model, fabric)
     data = build_data(config, images, partition, model, fabric, display)

@@ -6,6 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lit_fedad.core.config import compose
+from lit_fedad.core.nested import value_at
 from lit_fedad.core.typed_words import written
 
 NAMES = [
@@ -81,6 +82,19 @@ def test_products_are_names(typed, products):
         compose(["data=mvtec_mixture", "data.root=x", f"data.products={typed}"])["data"]["products"]
         == products
     )
+
+
+@pytest.mark.parametrize(
+    ("group", "key"),
+    [
+        ("method=federated_bank", "task.products"),
+        ("partition=products_in_turn", "partition.order"),
+        ("data=packed", "data.classes"),
+    ],
+)
+def test_other_lists_of_products_and_classes_are_names_too(group, key):
+    config = compose([group, f"{key}=[10,007]", "data.root=x", *["data.train=x"] * (group == "data=packed")])
+    assert value_at(config, key) == ["10", "007"]
 
 
 def test_quotes_and_null_mean_what_they_mean_elsewhere():
