@@ -12,6 +12,7 @@ from lit_fedad.core.config import Config, chosen, conf_folder, config_groups, gi
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.nested import value_at
 from lit_fedad.core.options import key_of
+from lit_fedad.core.sizes import gives_arrays
 
 
 def check_conflicts(config: Config, overrides: Sequence[str]) -> None:
@@ -75,11 +76,14 @@ def _check_form_of_images(overrides: Sequence[str]) -> None:
     """Refuses size, channels or statistics of images that a command sets in a part that takes them from the images."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        if not re.fullmatch(r"(task|method|encoder)\..*(image_size|channels|inputs|mean|std)", key):
+        if not re.fullmatch(r"(task|method|encoder|features)\..*(image_size|channels|inputs|mean|std)", key):
             continue
-        as_written = value_at(unresolved([other for other in overrides if other is not override]), key)
+        config = unresolved([other for other in overrides if other is not override])
+        as_written = value_at(config, key)
         if isinstance(as_written, str) and (reference := _OF_IMAGES.search(as_written)):
-            source = reference[1] or f"image.{reference[2]}"
+            name = reference[2]
+            sections = [place for place in ("data", "data.normal") if name in (value_at(config, place) or ())]
+            source = reference[1] or f"{(*sections, 'image')[0]}.{name}"
             raise UserError(f"{override}: it is that of the images everywhere; give {source}={value}")
 
 
@@ -122,6 +126,9 @@ _OF_ANOMALIES = (
 _OF_CLASSES = ("evaluation.client_test",)
 """Sections and keys that are used only in runs of one kind of task: anomaly detection or classification."""
 
+_OF_WORKERS = ("simulation.address", "simulation.cpus", "simulation.gpus")
+"""Keys that are used only in runs with Ray workers."""
+
 
 def unread(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides of a command that its run does not use.
@@ -133,15 +140,28 @@ def unread(overrides: Sequence[str]) -> list[str]:
         Overrides of sections that no part of the run refers to or takes as an argument, and overrides of sections that
         belong to the other kind of task, in their order.
     """
-    sections = (*_BY_REFERENCE, *_OF_ANOMALIES, *_OF_CLASSES)
+    sections = (*_BY_REFERENCE, *_OF_ANOMALIES, *_OF_CLASSES, *_OF_WORKERS)
     candidates = [override for override in overrides if _names(override, sections)]
     candidates = [word for word in candidates if not word.startswith("~") and not word.endswith("=null")]
     if not candidates:
         return []
     config = unresolved(overrides)
-    classifies = getattr(locate(config["task"]["_target_"]), "kind", None) == "classification"
-    used = _referred(config) | _taken(config) | {*(_OF_CLASSES if classifies else _OF_ANOMALIES)}
+    used = _referred(config) | _taken(config) | _used_by_kind(config)
     return [override for override in candidates if not _names(override, used)]
+
+
+def _used_by_kind(config: Config) -> set[str]:
+    """Returns the keys that only some kinds of runs use, as far as this run uses them."""
+    workers = {*_OF_WORKERS} if config["simulation"]["workers"] else set()
+    if getattr(locate(config["task"]["_target_"]), "kind", None) == "classification":
+        in_stages = not config["partition"]["_target_"].startswith("lit_fedad.data.strategies.")
+        return workers | {*(_OF_CLASSES if in_stages else ())}
+    used = workers | {*_OF_ANOMALIES}
+    if "saturation" not in config["data"]:
+        used.discard("evaluation.spro_limit")
+    if gives_arrays(locate(config["data"]["_target_"])):  # images in memory have no masks
+        used.discard("evaluation.pro_limit")
+    return used
 
 
 def _names(override: str, sections: Iterable[str]) -> bool:

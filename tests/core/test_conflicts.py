@@ -67,6 +67,11 @@ def test_what_the_command_says_itself_is_left_to_it(overrides):
         (["method=dfrd", "method.server.channels=4"], "give image.channels=4"),
         (["method=fedgan", "method.client.mean=[]"], "give data.mean=[]"),
         (["task=deep_svdd", "method=local", "task.std=[0]"], "give image.std=[0]"),
+        (["method=gldp", "features.mean=[]"], "give data.mean=[]"),
+        (
+            ["method=fadngs", "data=semantic_cifar10", "data.root=x", "task.std=[0]"],
+            "give data.normal.std=[0]",
+        ),
     ],
 )
 def test_what_all_have_from_the_images_is_not_given_to_one_part(overrides, said):
@@ -93,6 +98,13 @@ def test_a_networks_own_channels_may_be_given():
         ("feddymem", ["calibration.share=0.3", "evaluation.client_test=balanced"], ["evaluation.client_test=balanced"]),
         ("gldp", ["calibration.share=0.3", "evaluation.client_test=balanced"], ["calibration.share=0.3"]),
         ("feddymem", ["public=null", "seed=3", "task.slots=9"], []),
+        ("fedvck", ["evaluation.client_test=balanced"], ["evaluation.client_test=balanced"]),  # there are no stages
+        ("fedvck", ["partition=file", "partition.path=p", "evaluation.client_test=balanced"], []),
+        ("feddymem", ["evaluation.pro_limit=0.2", "evaluation.spro_limit=0.1"], ["evaluation.spro_limit=0.1"]),
+        ("feddymem", ["data=mvtec_loco", "data.root=x", "evaluation.spro_limit=0.1"], []),
+        ("fadngs", ["evaluation.pro_limit=0.2"], ["evaluation.pro_limit=0.2"]),  # there are no masks
+        ("feddymem", ["simulation.address=auto", "simulation.workers=0"], ["simulation.address=auto"]),
+        ("feddymem", ["simulation.address=auto", "simulation.workers=2"], []),
     ],
 )  # fmt: skip
 def test_settings_that_nothing_refers_to_are_found(method, given, expected):
