@@ -27,7 +27,7 @@ _CONFIG_TYPES: dict[Any, str] = {
 }  # fmt: skip
 
 # Types of values that the configuration holds directly, in contrast to objects that are built from sections.
-_PLAIN = (bool, int, float, str, types.NoneType, Mapping)
+_PLAIN = (bool, int, float, str, types.NoneType, Mapping, list)
 
 
 def build(node: Any, **given: Any) -> Any:
@@ -216,9 +216,9 @@ def check_type(value: Any, annotation: Any, where: str) -> None:
         example = f"; give [{value}]" if kinds == {"list"} and kind in ("str", "int", "float") else ""
         raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}{example}")
     element_types = [typing.get_args(one)[:1] for one in alternatives(annotation) if typing.get_args(one)]
-    if kind == "list" and element_types == [(float,)]:
+    if kind == "list" and element_types in ([(float,)], [(str,)]):
         for number, part in enumerate(value):
-            check_type(part, float, f"{where}[{number}]")
+            check_type(part, element_types[0][0], f"{where}[{number}]")
 
 
 def _check_built(value: Any, accepted: Sequence[Any], where: str) -> None:

@@ -284,9 +284,8 @@ def check_root(config: Config) -> None:
         if name != "image":  # other keys of the image are arguments of its transform
             check_keys(section, set(defaults), name)
         for key in defaults.keys() & section.keys():
-            default = defaults[key]
             # Keys that are null by default take paths.
-            annotation = str | None if default is None else type(default)
+            annotation = str | None if defaults[key] is None else type(defaults[key])
             check_type(section[key], TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config.get("callbacks", {}))
     check_alpha(config.get("evaluation", {}).get("alpha", "auto"))
@@ -351,6 +350,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         return f"unknown key '{key}'{_instead(key, overrides)}"
     if match := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
         return f"{match[2]} is that of '{match[1]}', which this configuration lacks; give one, or {match[2]}"
+    if match := re.search(r"Error merging override (([^=]+)=(.).*)", text):
+        return f"{match[1]}: {match[2].lstrip('+')} must be {'a section' if match[3] == '[' else 'a list'}"
     if match := re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text):
         return (
             f"{match[1]}={match[2]}: a run has one value, and each other value a run; a list is [{match[2]}]"

@@ -173,12 +173,16 @@ class CrossEntropy(RepresentationLoss):
     Args:
         classes: Number of normal classes; images of other classes (contaminants) are ignored.
         width: Dimensions D of the projections.
+
+    Raises:
+        UserError: If there are fewer than two classes, of which nothing could be learnt.
     """
 
     turns = (0,)
 
     def __init__(self, classes: int, width: int = 128) -> None:
         super().__init__()
+        at_least("task.loss", 2, classes=classes)
         self.classes = classes
         self.linear = nn.Linear(width, classes)
 
