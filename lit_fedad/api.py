@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config, compose
-from lit_fedad.core.conflicts import check_conflicts
+from lit_fedad.core.conflicts import check_conflicts, warn_of_unread
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.files import absent, given_path, told_too_long, told_unwritable, undone
@@ -218,6 +218,7 @@ def _configured(
     overrides = [f"{key}={_value(key, value)}" for key, value in keys.items()]
     config = compose(overrides)
     check_conflicts(config, overrides)
+    warn_of_unread(overrides)
     return config, listed
 
 

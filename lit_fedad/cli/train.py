@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
-from lit_fedad.core.conflicts import check_conflicts, unread
+from lit_fedad.core.conflicts import check_conflicts, warn_of_unread
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted, shell_word
@@ -32,8 +31,7 @@ def train(overrides: Sequence[str]) -> None:
     config = compose(overrides)
     _refuse_unread_root(config, overrides)
     check_conflicts(config, overrides)
-    for given in unread(overrides):
-        warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=1)
+    warn_of_unread(overrides)
     # Imported only here: Lightning takes seconds, and a misspelt key must be refused before.
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.experiment.train import train

@@ -1,6 +1,7 @@
 """Finds settings of a command that contradict each other, which are refused, or that its run does not use."""
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,12 @@ _OF_CLASSES = ("evaluation.client_test",)
 
 _OF_WORKERS = ("simulation.address", "simulation.cpus", "simulation.gpus")
 """Keys that are used only in runs with Ray workers."""
+
+
+def warn_of_unread(overrides: Sequence[str]) -> None:
+    """Warns of overrides of a command that its run does not use."""
+    for given in unread(overrides):
+        warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=2)
 
 
 def unread(overrides: Sequence[str]) -> list[str]:

@@ -81,6 +81,11 @@ def test_a_folder_has_the_name_that_it_was_given(name):
     assert api._configured("federated_bank", None, None, None, name, {})[0]["out"] == name
 
 
+def test_a_setting_that_nothing_reads_is_warned_of():
+    with pytest.warns(UserWarning, match="^encoder=resnet18 has no effect: nothing of this run reads it$"):
+        api._configured("feddymem", None, None, None, None, {"encoder": "resnet18"})
+
+
 def test_a_name_that_no_client_has_is_answered_with_those_that_there_are(tmp_path, monkeypatch):
     stored = compose(["data=path_lists", "data.file=x"])
     monkeypatch.setattr(RunFolder, "config", lambda self: stored)
