@@ -40,9 +40,14 @@ def fit_preset(
             composed.backbone = None
         most = composed.pop("most", {})
         settings = {name: OmegaConf.to_container(composed[name]) for name in ("method", "encoder")}
+        asked = tuple(
+            f"{key}." for key in given if "." in key
+        )  # a section that is given counts with its keys
         for key, value in flatten(settings).items():
             word = re.split(r"[._]", key)[-1]
-            if word in most and key not in given and isinstance(value, int) and value > most[word]:
+            if word not in most or f"{key}.".startswith(asked):
+                continue
+            if isinstance(value, int) and value > most[word]:
                 OmegaConf.update(composed, key, most[word])
         for part in parts:
             part.update({key: value for key, value in limits.items() if key in part and part[key] is None})

@@ -207,6 +207,8 @@ def test_what_the_command_says_wins_over_the_debug_preset():
     assert (server["matching_steps"], server["retraining_epochs"]) == (7, 2)  # of 300, the preset's most
     server = compose(["debug=seconds", "method=fedvck", "condensation.epochs=7"])["method"]["server"]
     assert server["training"]["epochs"] == 7
+    given = ["debug=seconds", "method=fedavg", "method.client={local_epochs:3}"]
+    assert compose(given)["method"]["client"]["local_epochs"] == 3
     given = ["debug=seconds", "method=fedavg", "task=csi"]
     assert compose(given)["encoder"]["channels"] == 16  # of 64
     assert compose([*given, "encoder.channels=64"])["encoder"]["channels"] == 64
