@@ -223,7 +223,7 @@ def check_type(value: Any, annotation: Any, where: str) -> None:
 
 def _check_built(value: Any, accepted: Sequence[Any], where: str) -> None:
     """Refuses a plain value where only objects of classes are accepted, which are built from sections."""
-    classes = all(inspect.isclass(one) and one not in (Any, object) for one in accepted)
+    classes = all(inspect.isclass(one) and one not in (Any, object, dict) for one in accepted)
     checked = tuple(one for one in accepted if not getattr(one, "_is_protocol", False))
     if classes and isinstance(value, _PLAIN) and not isinstance(value, checked):
         raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")

@@ -87,8 +87,7 @@ def config_groups() -> list[str]:
 
 @functools.cache
 def _groups(folder: Path) -> tuple[str, ...]:
-    folders = (path for path in folder.rglob("*") if path.is_dir())
-    return tuple(sorted(path.relative_to(folder).as_posix() for path in folders))
+    return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()))
 
 
 def choices(group: str) -> list[str]:
@@ -235,6 +234,8 @@ def _check_choice(override: str) -> None:
     """Refuses a choice of a group without such a file in the package: Hydra would read any file behind ``../``."""
     key, _, choice = override.lstrip("+").partition("=")
     group, name = key.partition("@")[0], choice.strip("'\"")
+    if (path := group.replace(".", "/")) != group and path in config_groups() and name in choices(path):
+        raise UserError(f"{override}: a file of a group is chosen with a slash; give {path}={name}")
     if group not in config_groups() or name in ("null", "???", *choices(group)):
         return
     if "," not in name or name.startswith("["):  # for a,b Hydra's own error says that these are two values

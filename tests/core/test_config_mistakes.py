@@ -118,6 +118,8 @@ def composed_with(overrides):
         (["evaluation.pictures=-1"], "evaluation.pictures=-1 must be at least 0"),
         (["evaluation=3"], "evaluation"),
         (["image=128"], "image must be a section; give image.size=..."),
+        (["federation.robust=off"], "chosen with a slash; give federation/robust=off"),
+        (["federation.privacy=central"], "chosen with a slash; give federation/privacy=central"),
         (["method=feddymem", "task.head=[1]"], "task.head=[1]: task.head must be a section"),
         (["backbone.layers={a:1}"], "backbone.layers={a:1}: backbone.layers must be a list"),
         (["callbacks=3"], "callbacks=3 must be a section"),
