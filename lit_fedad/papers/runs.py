@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
-from lit_fedad.core.nested import flatten, value_at
+from lit_fedad.core.nested import flatten
 from lit_fedad.data.sample import grouped
 from lit_fedad.experiment.run_files import check_format
 from lit_fedad.experiment.run_folder import RunFolder
@@ -280,42 +280,48 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
     return groups
 
 
+_ABSENT = object()
+
+
 def _distinguishing_settings(configs: Sequence[Config]) -> list[list[str]]:
-    """Lists what each of several configurations has otherwise than any other.
+    """Lists, for each of several configurations, the settings that not all of them share.
 
-    These are keys with their values, and in place of all keys of a section that others lack, or that is another there,
-    its name. Each key is looked at once, and not once for each pair of configurations.
+    A setting is a key with its value, or a section with its class where others have another class or none.
     """
-    compared, written = [_comparable(config) for config in configs], [flatten(config) for config in configs]
-    told = [set[str]() for _ in configs]
-    for key in dict.fromkeys(chain(*compared)):
-        values = [_override_text(own[key]) if key in own else None for own in compared]
-        if len(set(values)) == 1:
-            continue
-        alike = [list(range(len(configs)))]
-        for section in accumulate(key.split("."), "{}.{}".format):
-            by_kind = [grouped((_kind(configs[index], section), index) for index in group) for group in alike]
-            for kinds in by_kind:
-                for kind, group in kinds.items() if len(kinds) > 1 else ():
-                    for index in group:
-                        config, above = configs[index], section.rpartition(".")[0]
-                        if above and not isinstance(value_at(config, above) or None, Mapping):
-                            continue  # what stands in place of a section is told as a whole
-                        name = kind.rpartition(".")[2] if kind else _override_text(value_at(config, section))
-                        told[index].add(f"{section}={name}")
-            alike = list(chain(*(kinds.values() for kinds in by_kind)))
-        for group in alike:
-            if len({values[index] for index in group}) > 1:
-                for index in group:
-                    if key in written[index]:
-                        told[index].add(f"{key}={_override_text(written[index][key])}")
-    return [sorted(settings) for settings in told]
+    settings = [list[str]() for _ in configs]
+
+    def compare(key: str, values: Mapping[int, Any]) -> None:
+        """Adds the settings in which values of one key differ; values are by the number of the configuration."""
+        if key in _NOT_COMPARED:
+            return
+        by_kind = grouped((_kind(value), number) for number, value in values.items())
+        for kind, numbers in by_kind.items():
+            if kind is None:
+                texts = {
+                    number: _override_text(values[number])
+                    for number in numbers
+                    if values[number] is not _ABSENT
+                }
+                named_weights = key == "backbone.weights" and "random" not in texts.values()
+                equal = len(texts) == len(numbers) and (len(set(texts.values())) == 1 or named_weights)
+                if not equal or len(by_kind) > 1:
+                    for number, text in texts.items():
+                        settings[number].append(f"{key}={text}")
+                continue
+            if kind and len(by_kind) > 1:
+                for number in numbers:
+                    settings[number].append(f"{key}={kind.rpartition('.')[2]}")
+            for name in dict.fromkeys(chain(*(values[number] for number in numbers))):
+                below = {number: values[number].get(name, _ABSENT) for number in numbers}
+                compare(f"{key}.{name}" if key else name, below)
+
+    compare("", dict(enumerate(configs)))
+    return [sorted(own) for own in settings]
 
 
-def _kind(config: Config, section: str) -> str | None:
-    """Returns the class of a section; None for what is no section, or of no class."""
-    value = value_at(config, section)
-    return value.get("_target_") if isinstance(value, Mapping) else None
+def _kind(value: Any) -> str | None:
+    """Returns the class of a section, "" for a section without a class, and None for a value."""
+    return value.get("_target_", "") if isinstance(value, Mapping) else None
 
 
 @dataclass(frozen=True)
