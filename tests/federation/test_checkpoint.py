@@ -161,7 +161,7 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
 def test_reports_of_earlier_rounds_are_written_once_and_those_of_the_set_up_may_change(tmp_path):
     setup, history = RoundReport(0, "set-up", [0]), [RoundReport(1, "train", [0, 1], {3: "gone"})]
     files = []
-    for last in range(2, 3 * module._REPORTS):
+    for last in range(2, 3 * module._REPORTS_PER_FILE):
         checkpoints = Checkpoints(tmp_path)  # that of a run that was resumed in every round
         checkpoints.begin(last)
         history.append(RoundReport(last, "train", [0], per_client={0: {"loss": 1 / last}}))

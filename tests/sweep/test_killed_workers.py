@@ -28,10 +28,13 @@ def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
         *("sweep", f"study={study_file}", f"out={out}", "n_trials=8", "data.size=64"),
         *(f"data.root={tmp_path / 'data'}", f"cache.folder={tmp_path / 'cache'}", "fabric.accelerator=cpu"),
     ]
-    logs = itertools.count()
+    logs, log_of = itertools.count(), {}
 
     def begin():
-        return forking.start(command, tmp_path / f"log-{next(logs)}.txt")
+        log = tmp_path / f"log-{next(logs)}.txt"
+        worker = forking.start(command, log)
+        log_of[worker] = log
+        return worker
 
     def runs(worker):
         return psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
@@ -43,11 +46,11 @@ def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
         while kills and any(map(runs, workers)):
             time.sleep(draw.uniform(0.5, 2))  # at any moment of a trial
             assert time.monotonic() < deadline
-            # A worker that has not begun has nothing to lose.
-            registered = {int(p.stem) for p in (out / "workers").glob("*.lock")} if out.is_dir() else set()
-            if len(registered) < 2:
-                continue
             chosen = draw.randrange(2)
+            # A worker that is in no trial has nothing to lose.
+            lines = log_of[workers[chosen]].read_text().splitlines()
+            if not (lines and " begins: " in lines[-1]):
+                continue
             if runs(workers[chosen]):
                 os.kill(workers[chosen], signal.SIGKILL)
                 forking.wait(workers[chosen])
