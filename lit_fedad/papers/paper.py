@@ -307,7 +307,8 @@ class TableResults:
                     result = with_attack(result, run.folder, table.attack)
                 one = [Outcome(run.row, run.column, run.seed, str(path), result)]
                 runs_frame(one, table.metrics)
-                constant_rows(one, table.metrics)
+                if not table.attack:
+                    constant_rows(one, table.metrics)
                 if table.quantities:
                     rounds_frame(table, one)
             return result
