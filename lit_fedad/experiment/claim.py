@@ -21,12 +21,12 @@ from lit_fedad.experiment.run_files import (
     FILES,
     FOLDERS,
     MANIFEST,
-    as_written,
     check_folders,
     plain,
     read_manifest,
     read_settings,
     read_yaml,
+    refused_if_malformed,
     write_settings,
 )
 from lit_fedad.experiment.run_folder import RunFolder
@@ -149,7 +149,7 @@ def claim(folder: Path, config: Config) -> None:
             version, or a complete run without checkpoints that would have to be judged by other keys.
     """
     if (folder / "config.yaml").exists():
-        with as_written(str(folder / "config.yaml")):
+        with refused_if_malformed(str(folder / "config.yaml")):
             made = identity(read_settings(folder))
         if made != identity(config):
             if RunFolder(folder).result() or any((folder / "checkpoints").glob("round_*")):
@@ -160,7 +160,7 @@ def claim(folder: Path, config: Config) -> None:
             f"{folder}: holds {present[0]}, which no run of lit-fedad wrote; give another out=DIR"
         )
     if (result := RunFolder(folder).result()) is not None:
-        with as_written(str(folder / "result.json")):
+        with refused_if_malformed(str(folder / "result.json")):
             _check_result(folder, result, plain(config))
     write_settings(folder, config)
 

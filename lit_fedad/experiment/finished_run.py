@@ -28,6 +28,7 @@ from lit_fedad.experiment.build import Data, Model, build_data, build_images, bu
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_files import MALFORMED
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints, read_state, write_state
@@ -116,7 +117,7 @@ def built_of(folder: RunFolder) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (RuntimeError, *MALFORMED) as error:
         if is_out_of_memory(error):
             raise
         cause = f"{type(error).__name__}: {first_line(error)}"

@@ -132,11 +132,14 @@ def read_yaml(path: Path) -> tuple[bytes, Any]:
 
 
 @contextmanager
-def as_written(what: str) -> Iterator[None]:
-    """Says in one line that a file, which may come from anybody, does not hold what a run writes.
+def refused_if_malformed(what: str) -> Iterator[None]:
+    """Refuses a file in one line if a block that reads it fails on its values; the file may come from anybody.
+
+    Args:
+        what: The file, for the message.
 
     Raises:
-        UserError: If the block fails as readers do that are given values of another kind.
+        UserError: If the block raises an error that values of the wrong kind cause (`MALFORMED`).
     """
     try:
         yield

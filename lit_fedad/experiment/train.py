@@ -23,7 +23,7 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_files import as_written, save_json, there, write_settings
+from lit_fedad.experiment.run_files import refused_if_malformed, save_json, there, write_settings
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -79,7 +79,7 @@ def train(
         result = folder.result()
     assert result is not None
     # Of a run that was complete already it may be anybody's.
-    with as_written(str(folder.path / "result.json")) if as_before else nullcontext():
+    with refused_if_malformed(str(folder.path / "result.json")) if as_before else nullcontext():
         display.closing_table(result)
     return result
 

@@ -34,8 +34,8 @@ image would silence the detector.
 Alpha = float | Literal["auto"]
 """Promised rate of false alarms, in (0, 1); ``auto`` is what the deciding scores allow (`Calibration.rule`)."""
 
-_MOST = 1 << 31
-"""Images of a bin are fewer: sums of any file's counts fit 64 bits."""
+_MAX_COUNT = 1 << 31
+"""Upper bound of the images in a bin, so that the counts of a file add up within 64 bits."""
 
 _ROUNDING = 1e-9
 """Tolerance of ranks: (n + 1) alpha is a whole number more often than its floating-point product."""
@@ -97,7 +97,7 @@ class ScoreCounts:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError("calibration: needs whole numbers as bins and counts") from error
         in_range = bins.ndim == 1 and bool(((bins >= 0) & (bins < DEFAULT_BINS.count)).all())
-        counted = bins.shape == counts.shape and bool(((counts > 0) & (counts < _MOST)).all())
+        counted = bins.shape == counts.shape and bool(((counts > 0) & (counts < _MAX_COUNT)).all())
         if not in_range or not counted or (bins.diff() <= 0).any():
             raise UserError("calibration: bins must ascend, each with a positive count of images")
         return cls(bins, counts)
@@ -187,11 +187,11 @@ class Calibration:
     clients: Mapping[int, Mapping[str, ScoreCounts]]
     shared: bool
     names: ClientNames = NUMBERS
-    # Sums that a decision has asked for: those about other products, by other clients and rates, ask for them again.
+    # Sums of scores, which decisions about other products, by other clients and at other rates use again.
     _by_product: dict[int | None, dict[str, ScoreCounts]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _few: dict[tuple[int | None, float, bool], tuple[list[str], ScoreCounts]] = field(
+    _few: dict[tuple[int | None, float], tuple[list[str], ScoreCounts]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -222,7 +222,7 @@ class Calibration:
         if product is not None:
             holder, whose = (None, "all clients") if self.shared else (client, self.names.title(client))
             own_scores = self._of_products(holder).get(product, _NO_SCORES)
-            few, together = self._of_few(holder, needed, known=own_scores.total > 0)
+            few, together = self._of_few(holder, needed if own_scores.total else math.inf)
             named = f"{product}, {whose}" if few == [product] else f"{len(few)} products, {whose}"
             words = whose if len(few) == len(self._of_products(holder)) else named
             choices = [(f"{product}, {whose}", own_scores), (words, together)]
@@ -240,7 +240,7 @@ class Calibration:
         return self.rule(client, alpha, product).threshold
 
     def _of_products(self, client: int | None) -> Mapping[str, ScoreCounts]:
-        """Adds up scores by product: those of a client, or for None those of all."""
+        """Returns the scores of each product, of one client or, for None, added up over all clients."""
         if client not in self._by_product:
             holders = list(self.clients.values()) if client is None else [self.clients.get(client, {})]
             self._by_product[client] = {
@@ -249,12 +249,12 @@ class Calibration:
             }
         return self._by_product[client]
 
-    def _of_few(self, client: int | None, needed: float, known: bool = True) -> tuple[list[str], ScoreCounts]:
-        """Names, and adds up, the scores of all products with fewer than ``needed``; of all where none is known."""
-        key = client, needed, known
+    def _of_few(self, client: int | None, needed: float) -> tuple[list[str], ScoreCounts]:
+        """Returns the products with fewer than ``needed`` scores, and these scores added up; infinity takes all."""
+        key = client, needed
         if key not in self._few:
             scores = self._of_products(client)
-            few = [name for name, own in scores.items() if own.total < needed or not known]
+            few = [name for name, own in scores.items() if own.total < needed]
             self._few[key] = few, ScoreCounts.union(scores[name] for name in few)
         return self._few[key]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import without_user
-from lit_fedad.experiment.run_files import MALFORMED, as_written
+from lit_fedad.experiment.run_files import MALFORMED, refused_if_malformed
 from lit_fedad.papers.paper import FilledTable, fill
 from lit_fedad.papers.plan import page_tables
 from lit_fedad.papers.runs import CompleteRun, Links, complete_runs, groups_by_data
@@ -108,7 +108,7 @@ def _readable_page(
         whole = []
         for run in runs:
             try:
-                with as_written(str(run.files / "result.json")):
+                with refused_if_malformed(str(run.files / "result.json")):
                     build_page([run.tracked], [run], links, uri)
                 whole.append(run)
             except UserError as error:

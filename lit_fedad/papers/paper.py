@@ -18,7 +18,7 @@ from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
-from lit_fedad.experiment.run_files import as_written
+from lit_fedad.experiment.run_files import refused_if_malformed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.plan import PlannedRun, paper_columns, read_table
 from lit_fedad.papers.runs import CompleteRun, Links, differences
@@ -302,7 +302,7 @@ class TableResults:
             result = run.folder.result()
             if result is None:
                 return None
-            with as_written(str(path / "result.json")):
+            with refused_if_malformed(str(path / "result.json")):
                 if table.attack:
                     result = with_attack(result, run.folder, table.attack)
                 one = [Outcome(run.row, run.column, run.seed, str(path), result)]

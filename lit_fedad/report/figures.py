@@ -32,7 +32,7 @@ from lit_fedad.report.style import (
 )
 
 _HATCHES = ("//////", "......", "xxxxxx")
-_MOST_LOOKS = len(COLOURS) * (1 + len(_HATCHES))
+_MAX_LOOKS = len(COLOURS) * (1 + len(_HATCHES))
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
 _MAX_PIES = 12
 _MAX_NAMES = 20
@@ -53,7 +53,7 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
     """
     draw = _pies if len(counts) <= _MAX_PIES else _bars
     figure = draw(counts)
-    if len(products) <= _MOST_LOOKS:
+    if len(products) <= _MAX_LOOKS:
         _product_legend(figure, products)
     else:
         figure.supxlabel(f"{len(products)} products or classes", fontsize=FONT_SIZE)
@@ -162,9 +162,8 @@ def _product_legend(figure: Figure, products: Sequence[str]) -> None:
     columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
     rows = math.ceil(len(products) / columns)
     columns = math.ceil(len(products) / rows)
-    tallest = max(
-        sum(map(lines_of, part)) for part in np.array_split(names, columns)
-    )  # as the legend divides them
+    # A legend divides its entries among the columns as `array_split` does.
+    tallest = max(sum(map(lines_of, column)) for column in np.array_split(names, columns))
     figure.set_figheight(figure.get_figheight() + 0.15 * tallest + 0.1)
     figure.legend(handles=patches, loc="outside lower center", ncols=columns, **LEGEND)
 

@@ -45,9 +45,9 @@ def blank_figure(width: float, height: float) -> Figure:
 
 
 def as_written(text: str) -> str:
-    r"""Escapes what names of products and files may hold and no figure shows.
+    r"""Escapes characters of names that matplotlib cannot draw as they are.
 
-    These are dollar signs, between which matplotlib reads formulas, and what no terminal is given either.
+    These are dollar signs, between which it reads formulas, and characters that are not printable.
 
     Example:
         >>> print(as_written("$5_$6"), as_written("a\x1b[2J"))

@@ -25,6 +25,19 @@ def some(loader, indices):
     return DataLoader(Subset(loader.dataset, indices), batch_size=2)
 
 
+def bank_of(federate, data, min_images):
+    """A federated bank after one round."""
+    return federate(
+        FederatedBankClient,
+        FederatedBankServer,
+        task=summed_bank(),
+        data=data,
+        rounds=1,
+        client={"min_images": min_images},
+        server={"aggregation": LloydAggregation(patches_per_slot=1)},
+    )
+
+
 def left_out(played, client, loader):
     """The client's task, without the loader's images."""
 
@@ -55,15 +68,7 @@ def test_a_subspace_is_that_of_a_federation_without_the_images(federate, make_lo
 def test_a_bank_is_the_mean_of_the_other_patches_by_slot(federate, make_loader, min_images):
     data = {0: make_loader(6, 0), 1: make_loader(5, 1)}
     fold, rest = [0, 3], [1, 2, 4, 5]
-    played = federate(
-        FederatedBankClient,
-        FederatedBankServer,
-        task=summed_bank(),
-        data=data,
-        rounds=1,
-        client={"min_images": min_images},
-        server={"aggregation": LloydAggregation(patches_per_slot=1)},
-    )
+    played = bank_of(federate, data, min_images)
     anchors = played.server.slots_of["anchors"]
     found = left_out(played, 0, some(data[0], fold))
 
@@ -88,15 +93,7 @@ def test_a_bank_is_the_mean_of_the_other_patches_by_slot(federate, make_loader, 
 
 def test_radii_are_those_of_the_other_images(federate, make_loader):
     data = {0: make_loader(6, 0), 1: make_loader(5, 1)}
-    played = federate(
-        FederatedBankClient,
-        FederatedBankServer,
-        task=summed_bank(),
-        data=data,
-        rounds=1,
-        client={"min_images": 1},
-        server={"aggregation": LloydAggregation(patches_per_slot=1)},
-    )
+    played = bank_of(federate, data, min_images=1)
 
     def leave(live, number):
         others = [*some(data[0], [1, 2, 4, 5]), *data[1]]

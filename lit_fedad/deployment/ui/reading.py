@@ -18,7 +18,7 @@ from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import stored_text
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.input_files import written_rows
-from lit_fedad.experiment.run_files import as_written
+from lit_fedad.experiment.run_files import refused_if_malformed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -87,7 +87,7 @@ class RunView:
         page = folder.config()["image"].get("page")
         view = cls(folder.path, result, status, calibration, page)
         # A folder may come from anybody: wrong content is told now, not by a traceback of the page.
-        with as_written(f"{folder.path}: result.json or {STATUS}"):
+        with refused_if_malformed(f"{folder.path}: result.json or {STATUS}"):
             _ = view.title, view.curves(), view.rounds(), view.sites(), view.troubles()
         return view
 
