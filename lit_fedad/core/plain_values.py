@@ -7,6 +7,10 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
+_MAX_DEPTH = (
+    100  # levels of lists and dictionaries: far more than any file has, and readers call themselves by level
+)
+
 
 def plain_json(content: str | bytes) -> Any:
     """Reads JSON as commands write it: numbers are finite, and whole numbers fit into 64 bits.
@@ -15,9 +19,11 @@ def plain_json(content: str | bytes) -> Any:
         ValueError: If it is no such JSON, or nested too deeply.
     """
     try:
-        return json.loads(content, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(content, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    _check_depth(value)
+    return value
 
 
 def _whole(text: str) -> int:
@@ -61,10 +67,22 @@ def plain_yaml(content: str) -> Any:
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error  # raised by YAML's constructors
     try:
         check_unfolded(value)
+        _check_depth(value)
         _check_plain(value)
     except (ValueError, RecursionError) as error:
         raise yaml.YAMLError(str(error)) from error
     return value
+
+
+def _check_depth(value: Any) -> None:
+    """Refuses more than `_MAX_DEPTH` levels of lists and dictionaries."""
+    level = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        level = [part for part in level if isinstance(part, (dict, list))]
+        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
 
 
 def _check_plain(value: Any) -> None:
