@@ -61,10 +61,10 @@ class AnchorCondenser(ImageCondenser):
 class DESAClient(FedAvgClient):
     """A client that trains on its images x and, in each step, on a batch of anchors a too.
 
-    It minimises ``CE(x, y) + own CE(a, y_a) + distillation KD(a, y_a) + contrast SupCon(x, a)``. From round 2, KD is
-    ``(1 - soft) CE + soft T^2 mean_ik p_ik log(p_ik / q_ik)``: p is the softmax at temperature T of the other clients'
-    mean logits of the last round, q that of the client's own logits. SupCon is `supervised_contrast` of the features of
-    images and anchors, without gradient through the features of anchors.
+    It minimises ``CE(x, y) + anchor_weight CE(a, y_a) + distillation KD(a, y_a) + contrast SupCon(x, a)``. From round
+    2, KD is ``(1 - soft_share) CE + soft_share T^2 mean_ik p_ik log(p_ik / q_ik)``: p is the softmax at temperature T
+    of the other clients' mean logits of the last round, q that of the client's own logits. SupCon is
+    `supervised_contrast` of the features of images and anchors, without gradient through the features of anchors.
 
     Args:
         task: A `Classifier` of pixels.
@@ -72,13 +72,13 @@ class DESAClient(FedAvgClient):
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
         anchors: Number of anchors of each class.
-        least: Fewest images of a class with which a client owns the class: it condenses its owned classes.
+        min_class_images: Fewest images of a class with which a client owns the class: it condenses its owned classes.
         batch_size: Anchors in each step.
-        own: Weight of the anchors' cross-entropy.
+        anchor_weight: Weight of the anchors' cross-entropy.
         distillation: Weight of KD.
         contrast: Weight of SupCon; with all three weights 0, training is FedAvg's.
         temperature: Temperature T of KD.
-        soft: Share of the other clients' predictions in KD; the rest is the labels'.
+        soft_share: Share of the other clients' predictions in KD; the rest is the labels'.
         contrast_temperature: Temperature of SupCon.
 
     Raises:
@@ -97,24 +97,32 @@ class DESAClient(FedAvgClient):
         std: Sequence[float] = (0.5, 0.5, 0.5),
         local_epochs: int = 1,
         anchors: int = 10,
-        least: int = 10,
+        min_class_images: int = 10,
         batch_size: int = 32,
-        own: float = 1.0,
+        anchor_weight: float = 1.0,
         distillation: float = 1.0,
         contrast: float = 1.0,
         temperature: float = 20.0,
-        soft: float = 0.9,
+        soft_share: float = 0.9,
         contrast_temperature: float = 0.07,
     ) -> None:
         super().__init__(task, local_epochs)
         at_least("method.client", 1, anchors=anchors, batch_size=batch_size)
-        at_least("method.client", 0, own=own, distillation=distillation, contrast=contrast)
+        at_least(
+            "method.client", 0, anchor_weight=anchor_weight, distillation=distillation, contrast=contrast
+        )
         above("method.client", 0, temperature=temperature, contrast_temperature=contrast_temperature)
-        within("method.client", 0, 1, soft=soft)
-        self.condenser = AnchorCondenser(task, condensation, "noise", mean, std, minimum=anchors, least=least)
-        self.anchors_per_class, self.least, self.batch_size = anchors, least, batch_size
-        self.own, self.distillation, self.contrast = own, distillation, contrast
-        self.temperature, self.soft, self.contrast_temperature = temperature, soft, contrast_temperature
+        within("method.client", 0, 1, soft_share=soft_share)
+        self.condenser = AnchorCondenser(
+            task, condensation, "noise", mean, std, min_synthetic=anchors, min_class_images=min_class_images
+        )
+        self.anchors_per_class, self.min_class_images, self.batch_size = anchors, min_class_images, batch_size
+        self.anchor_weight, self.distillation, self.contrast = anchor_weight, distillation, contrast
+        self.temperature, self.soft_share, self.contrast_temperature = (
+            temperature,
+            soft_share,
+            contrast_temperature,
+        )
         self.anchors, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.logits = torch.empty(0, task.classes)
         """The other clients' mean logits of the anchors [A, K] in the last round; empty before round 2."""
@@ -130,7 +138,7 @@ class DESAClient(FedAvgClient):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the losses of a batch of images and of a batch of anchors, in one forward pass."""
-        if not len(self.anchors) or not (self.own or self.distillation or self.contrast):
+        if not len(self.anchors) or not (self.anchor_weight or self.distillation or self.contrast):
             return self.task.training_step(batch, batch_idx)
         rows = torch.randperm(len(self.anchors))[: self.batch_size]
         view = self.task.view(batch)
@@ -142,7 +150,7 @@ class DESAClient(FedAvgClient):
         outputs = self.task.objective(image_features, view)
         logits = self.task.classifier(anchor_features).float()
         anchor_loss = F.cross_entropy(logits, classes)
-        loss = outputs["loss"] + self.own * anchor_loss
+        loss = outputs["loss"] + self.anchor_weight * anchor_loss
         # There are no logits of the anchors in round 1, for a client that missed the set-up, and without other clients.
         if len(self.logits) == len(self.anchors):
             teacher = self.logits[rows].to(logits)
@@ -158,7 +166,7 @@ class DESAClient(FedAvgClient):
         """Computes KD; the mean is over images and classes, as in the released code."""
         log_q, log_p = ((z / self.temperature).log_softmax(1) for z in (logits, teacher))
         kl = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean") / self.task.classes
-        return (1 - self.soft) * anchor_loss + self.soft * self.temperature**2 * kl
+        return (1 - self.soft_share) * anchor_loss + self.soft_share * self.temperature**2 * kl
 
 
 class DESAServer(FedAvgServer):
@@ -175,7 +183,7 @@ class DESAServer(FedAvgServer):
         super().__init__(client)
         self.task = deepcopy(client.task)
         self._normalised = client.condenser.normalised
-        self.per_class, self.least = client.anchors_per_class, client.least
+        self.per_class, self.min_class_images = client.anchors_per_class, client.min_class_images
         self.anchors = torch.empty(0)
         self.labels = torch.empty(0, dtype=torch.int64)
         self.logits: dict[int, Tensor] = {}
@@ -235,7 +243,7 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
             raise UserError(
                 f"the client sent {len(images)} anchors of {len(counts)} classes, not {server.per_class} of each"
             )
-        if len(counts) * server.least > update.num_samples:
+        if len(counts) * server.min_class_images > update.num_samples:
             raise UserError(f"the client sent {len(counts)} classes, and has {update.num_samples} images")
 
     def aggregate(self, server: DESAServer, updates: Mapping[int, Update]) -> None:

@@ -51,7 +51,7 @@ class DFRDServer(CountingServer):
     ``e(x) = sum_i t_{i,y} f_i(x)``, where ``t_{i,y}`` is client i's share of the images of class y. Labels y are drawn
     in proportion to the images of each class. With h the product of noise and label embedding
     (`ConditionalGenerator.mixed`), x = G(h), and KL at a temperature, the generator minimises
-    ``CE(e(x), y) - transfer KL(f(x) || e(x)) + spread exp(-mean_ij d(h_i, h_j) d(x_i, x_j)) + bound L_y``.
+    ``CE(e(x), y) - transfer KL(f(x) || e(x)) + diversity exp(-mean_ij d(h_i, h_j) d(x_i, x_j)) + embedding_bound L_y``.
     The second term is over images that the ensemble classifies correctly and f does not. L_y is the amount by which the
     norm of a label's embedding exceeds the square root of its number of entries. The averaged model minimises
     ``KL(e(x) || f(x)) + replay KL(e(x~) || f(x~))``, with x~ from the moving average of the generators of earlier
@@ -73,8 +73,8 @@ class DFRDServer(CountingServer):
         weight_decay: Weight decay of the averaged model.
         temperature: Temperature of every KL.
         transfer: Weight of the term over images that the averaged model gets wrong.
-        spread: Weight of the images' diversity.
-        bound: Weight of the bound L_y on the labels' embeddings.
+        diversity: Weight of the images' diversity.
+        embedding_bound: Weight of the bound L_y on the labels' embeddings.
         memory: Share of the generators' moving average that a round keeps.
         replay: Weight of the loss on images of the moving average, from round 2.
 
@@ -103,14 +103,21 @@ class DFRDServer(CountingServer):
         weight_decay: float = 1e-4,
         temperature: float = 10.0,
         transfer: float = 1.0,
-        spread: float = 1.0,
-        bound: float = 0.25,
+        diversity: float = 1.0,
+        embedding_bound: float = 0.25,
         memory: float = 0.5,
         replay: float = 0.5,
     ) -> None:
         super().__init__(client)
         at_least("method.server", 0, steps=steps, weight_decay=weight_decay)
-        at_least("method.server", 0, transfer=transfer, spread=spread, bound=bound, replay=replay)
+        at_least(
+            "method.server",
+            0,
+            transfer=transfer,
+            diversity=diversity,
+            embedding_bound=embedding_bound,
+            replay=replay,
+        )
         at_least("method.server", 1, generator_steps=generator_steps, distillation_steps=distillation_steps)
         at_least("method.server", 2, batch_size=batch_size)
         above("method.server", 0, generator_rate=generator_rate, learning_rate=learning_rate)
@@ -120,7 +127,7 @@ class DFRDServer(CountingServer):
         self.batch_size, self.temperature = batch_size, temperature
         self.generator_rate, self.learning_rate = generator_rate, learning_rate
         self.weight_decay = weight_decay
-        self.transfer, self.spread, self.bound = transfer, spread, bound
+        self.transfer, self.diversity, self.embedding_bound = transfer, diversity, embedding_bound
         self.memory, self.replay = memory, replay
         self.task = deepcopy(client.task)
         self._network = ConditionalGenerator(
@@ -182,8 +189,9 @@ class DFRDServer(CountingServer):
             loss = (
                 F.cross_entropy(teacher, labels)
                 - self.transfer * disagreement(teacher, student, labels, self.temperature)
-                + self.spread * diversity(mixed, images)
-                + self.bound * (network.embedding(labels).norm(dim=1) - network.latent**0.5).relu().mean()
+                + self.diversity * diversity(mixed, images)
+                + self.embedding_bound
+                * (network.embedding(labels).norm(dim=1) - network.latent**0.5).relu().mean()
             )
             last = take_step(optimizer, loss, "method.server.generator_rate")
         return last

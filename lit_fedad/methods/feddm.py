@@ -54,7 +54,8 @@ class ImageCondenser(CondensedClient):
     """A client that condenses its images class by class, and sends the condensed images.
 
     It optimises synthetic images to minimise their `class_distance` from the real images of their class. A client owns
-    the classes of which it has at least ``least`` images, and leaves the others out; if it owns none it sends no image.
+    the classes of which it has at least ``min_class_images`` images, and leaves the others out; if it owns none it
+    sends no image.
 
     Args:
         condensation: Steps, batches and learning rate.
@@ -62,8 +63,8 @@ class ImageCondenser(CondensedClient):
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
         share: Ratio p of synthetic to real images of a class; the number is rounded up.
-        minimum: Fewest synthetic images of a class.
-        least: Fewest images of a class with which a client owns the class.
+        min_synthetic: Fewest synthetic images of a class.
+        min_class_images: Fewest images of a class with which a client owns the class.
         quantize: Whether images are sent as bytes, clipped to the range of pixels, or as float32, not clipped.
 
     Raises:
@@ -78,18 +79,18 @@ class ImageCondenser(CondensedClient):
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
         share: float = 0.0,
-        minimum: int = 10,
-        least: int = 10,
+        min_synthetic: int = 10,
+        min_class_images: int = 10,
         quantize: bool = True,
     ) -> None:
         super().__init__(task, mean, std, quantize)
         within("method.client", 0, 1, share=share)
-        at_least("method.client", 0, minimum=minimum)
-        at_least("method.client", 1, least=least)
-        if share == minimum == 0:
-            raise UserError("method.client.share=0 minimum=0 sends no image; raise one of them")
+        at_least("method.client", 0, min_synthetic=min_synthetic)
+        at_least("method.client", 1, min_class_images=min_class_images)
+        if share == min_synthetic == 0:
+            raise UserError("method.client.share=0 min_synthetic=0 sends no image; raise one of them")
         self.condensation = condensation
-        self.share, self.minimum, self.least = share, minimum, least
+        self.share, self.min_synthetic, self.min_class_images = share, min_synthetic, min_class_images
         self.init = init
         self.synthetic = torch.empty(0)
         """The images of the last condensation, normalised and not clipped."""
@@ -111,7 +112,7 @@ class ImageCondenser(CondensedClient):
         local = self.images_by_class(loader)
         with frozen(self.task):
             sampling_weights, extra_entries = self.survey(local, fabric)
-            counts = [synthetic_images(size, self.share, self.minimum) for size in local.sizes]
+            counts = [synthetic_images(size, self.share, self.min_synthetic) for size in local.sizes]
             synthetic, losses = local.images[:0], list[float]()
             if counts:
                 generator = self.context.generator("condensation")
@@ -139,13 +140,13 @@ class ImageCondenser(CondensedClient):
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """What the condensed images disclose; those initialised as real images count as real images."""
         share = f", or {100 * self.share:g} % of its images where that is more" if self.share else ""
-        many = f"{self.minimum} of each class that has at least {self.least}{share}"
+        many = f"{self.min_synthetic} of each class that has at least {self.min_class_images}{share}"
         if self.init == "real":
             what = f"images of the site, {many}, changed by some steps of an optimiser"
             return (Disclosure(Kind.IMAGES, what),)
         what = f"images made from noise to look, to the model, like those of a class: {many}"
         return (
-            Disclosure(Kind.SYNTHETIC_IMAGES, what, self.least),
+            Disclosure(Kind.SYNTHETIC_IMAGES, what, self.min_class_images),
             counted("numbers of these images by class"),
         )
 
@@ -166,7 +167,7 @@ class ImageCondenser(CondensedClient):
         """Collects the images of owned classes in an order that does not depend on the loader's."""
         images, labels, index = gathered(loader, "image", "label", "index")
         sizes = labels.bincount(minlength=self.task.classes)
-        owned = sizes >= self.least
+        owned = sizes >= self.min_class_images
         order = index.argsort()
         order = order[labels[order].argsort(stable=True)]
         order = order[owned[labels[order]]]
@@ -243,14 +244,18 @@ class FedDMServer(CondensedServer):
 
     advice = (
         "no client of round 1 owns class {}: the model learns nothing of it until one does;"
-        " lower method.client.least"
+        " lower method.client.min_class_images"
     )
 
     merges_sums = False
 
     def __init__(self, client: ImageCondenser, training: CondensedTraining) -> None:
         super().__init__(client, training)
-        self.least, self.share, self.minimum = client.least, client.share, client.minimum
+        self.min_class_images, self.share, self.min_synthetic = (
+            client.min_class_images,
+            client.share,
+            client.min_synthetic,
+        )
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
@@ -260,9 +265,9 @@ class FedDMServer(CondensedServer):
     def validate(self, client_id: int, update: Update) -> None:
         """Checks the numbers of images and classes, and that images have the same shape as those of earlier rounds."""
         images, counts, real = update.message[IMAGES], update.message[COUNTS], update.num_samples
-        if len(counts) * self.least > real:
+        if len(counts) * self.min_class_images > real:
             raise UserError(f"the client sent {len(counts)} classes, and has {real} images")
-        if (counts > synthetic_images(real, self.share, self.minimum)).any():
+        if (counts > synthetic_images(real, self.share, self.min_synthetic)).any():
             raise UserError(f"the client counts {int(counts.max())} images of a class, and has {real} of all")
         counted = int(counts.sum())
         if len(images) != counted:

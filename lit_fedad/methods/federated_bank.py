@@ -56,8 +56,8 @@ class FederatedBankClient(FedDyMemClient):
 
     Args:
         task: Features, bank and subspace, both made of sums.
-        drawn: Whether the first slots are drawn from the moments. Each round then replaces a slot with too few images
-            by half of a full one.
+        slots_from_moments: Whether the first slots are drawn from the moments. Each round then replaces a slot with too
+            few images by half of a full one.
         oversampling: Vectors that all clients together send for the first memory, as a multiple of its slots; unused
             if slots are drawn.
         min_images: Fewest different images, over all clients, whose patches every slot of the shared memory must have
@@ -76,7 +76,7 @@ class FederatedBankClient(FedDyMemClient):
     def __init__(
         self,
         task: MemoryBank,
-        drawn: bool = False,
+        slots_from_moments: bool = False,
         oversampling: float = 1.5,
         min_images: int = 2,
         noised_directions: int = 48,
@@ -90,13 +90,17 @@ class FederatedBankClient(FedDyMemClient):
                 " patch: give task=memory_bank_sums"
             )
         at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
-        if drawn:
+        if slots_from_moments:
             at_least("method.client", 2, min_images=min_images)
             if not (task.measures and made_of_sums(task)):
                 raise UserError(
                     "a drawn memory needs a bank and a subspace of sums: give task=memory_bank_sums"
                 )
-        self.drawn, self.oversampling, self.min_images = drawn, oversampling, min_images
+        self.slots_from_moments, self.oversampling, self.min_images = (
+            slots_from_moments,
+            oversampling,
+            min_images,
+        )
         self.first_vectors = task.slots
         # For data in stages: `sent` are the sums that the client sent last, `past` those of other stages among them
         # (`carried`), and `summed` the stages whose images `sent` holds.
@@ -194,7 +198,7 @@ class FederatedBankClient(FedDyMemClient):
 
 
 class FederatedBankServer(FedDyMemServer):
-    """The server, which computes the bank from the sum of the uploads; with ``drawn`` it also draws the first slots.
+    """The server, which computes the bank from the sum of the uploads, and may draw the first slots from the moments.
 
     Args:
         client: A client, for sizes.
@@ -217,7 +221,7 @@ class FederatedBankServer(FedDyMemServer):
         self.counted_clients: list[int] = []
         self.summed: dict[int, int] = {}
         self.held: Mapping[int, int] = {}
-        self.drawn = client.drawn
+        self.slots_from_moments = client.slots_from_moments
 
     @property
     def merges_sums(self) -> bool:  # type: ignore[override]
@@ -243,7 +247,7 @@ class FederatedBankServer(FedDyMemServer):
         super().learn()
         if self.task.subspace is not None:
             self.subspace = self.task.fit_subspace(list(self.moment_sets()), self.statistics)
-        if self.drawn and not self.known:
+        if self.slots_from_moments and not self.known:
             generator = self.context.generator("memory")
             memory = draw_slots(next(iter(self.moment_sets())), self.statistics, self.slots, generator)
             self.known = {"memory": memory, "radii": torch.ones(self.slots)}
@@ -289,7 +293,7 @@ class FederatedBankServer(FedDyMemServer):
         if self.task.subspace is not None:
             self.summed |= {client: self._images(client, update)[0] for client, update in updates.items()}
             self.add_moments(updates)
-        if self.drawn:
+        if self.slots_from_moments:
             enough = self.slots_of["sum_images"] >= self.min_images
             origin = split_fullest(self.slots_of["sum_counts"], enough)
             memory, radii = memory[origin], radii[origin]
@@ -354,7 +358,9 @@ class FirstVectors(FirstMemory):
 
 def anchors_of(side: FederatedBankClient | FederatedBankServer, memory: Tensor) -> Tensor:
     """Returns the slots that patches are assigned to, the same on both sides; copies in a drawn memory move apart."""
-    return copies_apart(memory, side.context.common.generator("copies")) if side.drawn else memory
+    return (
+        copies_apart(memory, side.context.common.generator("copies")) if side.slots_from_moments else memory
+    )
 
 
 def _slot_sums(messages: list[Message], memory: Tensor, anchors: Tensor) -> Message:
@@ -376,7 +382,7 @@ def exchanges(client: FederatedBankClient) -> Exchanges:
     task, inherited = client.task, feddymem.exchanges(client)
     replaced = {
         "moments": (PooledMoments(first_stage=task.subspace is None),),
-        "memory": () if client.drawn else (FirstVectors(),),
+        "memory": () if client.slots_from_moments else (FirstVectors(),),
     }
     sums = None
     if task.head is None and task.reduce.adds_up:
@@ -390,5 +396,5 @@ def exchanges(client: FederatedBankClient) -> Exchanges:
         ),
         rounds=(Train(sums),),
         leave_out=ModelSums() if made_of_sums(task) else None,
-        noised=Exchanges(NOISED_BANK, NOISED_STEPS) if client.drawn else None,
+        noised=Exchanges(NOISED_BANK, NOISED_STEPS) if client.slots_from_moments else None,
     )

@@ -132,10 +132,10 @@ class FedGenClient(CountingClient):
 class FedGenServer(CountingServer):
     """FedAvg's server, which trains the generator on the clients' output layers before it averages.
 
-    It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + spread * diversity``. a_{k,y} is client k's share of the
-    images of class y that clients trained on in the round. Each client's count begins at 1, as in the released code: a
-    client without a class keeps a small weight, and one image suffices for a class to be drawn. The released code has
-    a further, adversarial term, whose weight is 0 there.
+    It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + diversity * L_div``. a_{k,y} is client k's share of the
+    images of class y that clients trained on in the round; L_div is the function `diversity`. Each client's count
+    begins at 1, as in the released code: a client without a class keeps a small weight, and one image suffices for a
+    class to be drawn. The released code has a further, adversarial term, whose weight is 0 there.
 
     Args:
         client: A client, for the initial weights and the generator.
@@ -143,7 +143,7 @@ class FedGenServer(CountingServer):
         batch_size: Generated features in each step.
         learning_rate: Learning rate of Adam.
         weight_decay: Weight decay of Adam.
-        spread: Weight of the diversity.
+        diversity: Weight of L_div.
     """
 
     merges_sums = False
@@ -156,13 +156,13 @@ class FedGenServer(CountingServer):
         batch_size: int = 32,
         learning_rate: float = 3e-4,
         weight_decay: float = 1e-2,
-        spread: float = 1.0,
+        diversity: float = 1.0,
     ) -> None:
         super().__init__(client)
-        at_least("method.server", 0, steps=steps, weight_decay=weight_decay, spread=spread)
+        at_least("method.server", 0, steps=steps, weight_decay=weight_decay, diversity=diversity)
         at_least("method.server", 2, batch_size=batch_size)  # batch normalisation needs two for a variance
         above("method.server", 0, learning_rate=learning_rate)
-        self.steps, self.batch_size, self.spread = steps, batch_size, spread
+        self.steps, self.batch_size, self.diversity = steps, batch_size, diversity
         self.local_epochs = client.local_epochs
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
@@ -217,7 +217,7 @@ class FedGenServer(CountingServer):
                 noise = torch.rand(self.batch_size, generator.noise).to(self.device)
                 features = generator(labels, noise)
                 teacher = generator_loss(features, labels, shares, layers)
-                loss = teacher + self.spread * diversity(noise, features)
+                loss = teacher + self.diversity * diversity(noise, features)
                 last = take_step(optimizer, loss, "method.server.learning_rate")
         self.generator = detached(generator.state_dict())
         self.optimizer_state = optimizer.state_dict()

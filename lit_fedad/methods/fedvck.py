@@ -61,8 +61,8 @@ class FedVCKClient(ImageCondenser):
             clients' means count for it.
         ranks: Whether the ranks of a class's mean logits, 0 for the lowest, are sent instead of the logits. The server
             then ranks negatives by the vote of all images (Borda count); FedVCK Eq. 13 needs no more than ranks.
-        go_on: Whether condensation continues with the synthetic images of the client's last round, as in the released
-            code.
+        continue_images: Whether condensation continues with the synthetic images of the client's last round, as in the
+            released code.
         softmax: Whether images are drawn by the softmax of their importance, as in the released code; otherwise in
             proportion to it.
         own_first_model: Whether the client condenses under random weights of its own in round 1, as in the released
@@ -85,7 +85,7 @@ class FedVCKClient(ImageCondenser):
         bias: float = 0.0,
         prototype_images: int = 1,
         ranks: bool = False,
-        go_on: bool = False,
+        continue_images: bool = False,
         softmax: bool = False,
         own_first_model: bool = False,
         **condensing: Any,
@@ -98,7 +98,7 @@ class FedVCKClient(ImageCondenser):
         self.kernel, self.constraints = kernel, constraints
         self.selection, self.alpha, self.bias = selection, alpha, bias
         self.prototype_images, self.ranks = prototype_images, ranks
-        self.go_on, self.softmax, self.own_first_model = go_on, softmax, own_first_model
+        self.continue_images, self.softmax, self.own_first_model = continue_images, softmax, own_first_model
         self.previous: Message = {}
         self.ended = torch.empty(0)
         """The synthetic images of the last round, with which the next round continues."""
@@ -110,14 +110,14 @@ class FedVCKClient(ImageCondenser):
             with self.context.seeded("own first model"):
                 draw_weights(self.task)
         losses = super().condense(loader, fabric)
-        if self.go_on:
+        if self.continue_images:
             self.ended = self.synthetic
         return losses
 
     def initial_images(self, local: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Returns FedDM's initial images or, with ``go_on``, the synthetic images of the last round."""
+        """Returns FedDM's initial images or, with ``continue_images``, the synthetic images of the last round."""
         start = super().initial_images(local, counts, generator)
-        return self.ended if self.go_on and self.ended.shape == start.shape else start
+        return self.ended if self.continue_images and self.ended.shape == start.shape else start
 
     def survey(self, local: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
         """Returns the images' probabilities by importance, and each class's mean logits under the received weights."""
@@ -183,7 +183,7 @@ class FedVCKClient(ImageCondenser):
         """What uploads disclose: FedDM's images, and the model's mean logits of each class, or their ranks."""
         statistic = "ranks" if self.ranks else "means"
         what = f"{statistic} of the model's logits over the images of each class, with their numbers"
-        return (*super().discloses, by_class(what, max(self.prototype_images, self.least)))
+        return (*super().discloses, by_class(what, max(self.prototype_images, self.min_class_images)))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns images and logit prototypes, and stores the received weights as the previous model."""
@@ -196,7 +196,9 @@ class FedVCKClient(ImageCondenser):
         prototypes = {
             PROTOTYPES: TensorSpec((classes, self.task.classes)),
             SIZES: TensorSpec(
-                (classes,), torch.int64, low=0 if self.prototype_images > self.least else self.least
+                (classes,),
+                torch.int64,
+                low=0 if self.prototype_images > self.min_class_images else self.min_class_images,
             ),
         }
         return {**super().upload_spec(), **prototypes}
@@ -238,7 +240,8 @@ class FedVCKServer(FedDMServer):
         head_width: Hidden width of the projection h, which is initialised anew in each round.
         head_rate: Learning rate of Adam for h.
         prior: Whether the contrast counts each class as often as it occurs in the batch, as in the released code.
-        falling: Whether the weight of the contrast falls to a tenth from round to round, as in the released code.
+        decay_contrast: Whether the weight of the contrast falls to a tenth from round to round, as in the released
+            code.
 
     Raises:
         UserError: If a setting is out of range.
@@ -258,7 +261,7 @@ class FedVCKServer(FedDMServer):
         head_width: int = 128,
         head_rate: float = 0.01,
         prior: bool = False,
-        falling: bool = False,
+        decay_contrast: bool = False,
     ) -> None:
         super().__init__(client, training)
         at_least("method.server", 1, rounds_kept=rounds_kept, negatives=negatives, head_width=head_width)
@@ -267,7 +270,7 @@ class FedVCKServer(FedDMServer):
         self.rounds_kept, self.contrast, self.negatives = rounds_kept, contrast, negatives
         self.temperature, self.with_own = temperature, with_own
         self.head_width, self.head_rate = head_width, head_rate
-        self.prior, self.falling = prior, falling
+        self.prior, self.decay_contrast = prior, decay_contrast
         self.prototypes = torch.full((self.task.classes, self.task.classes), torch.nan)
 
     def validate(self, client_id: int, update: Update) -> None:
@@ -294,5 +297,5 @@ class FedVCKServer(FedDMServer):
             module = RelationalContrast(
                 features, negatives, self.head_width, self.temperature, self.with_own, self.prior
             )
-        weight = self.contrast * 0.1 ** (self.context.round - 1) if self.falling else self.contrast
+        weight = self.contrast * 0.1 ** (self.context.round - 1) if self.decay_contrast else self.contrast
         return ExtraLoss(module, weight, self.head_rate)

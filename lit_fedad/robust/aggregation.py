@@ -73,20 +73,20 @@ class StatisticsCheck:
     (docs/lab/robust.md).
 
     Attributes:
-        means: Largest difference of a client's means from the medians, in deviations.
-        ratio: Largest factor by which its deviations may differ from the medians.
-        liars: Share of clients that may be left out, at least one client. If more lie far out, nothing tells which of
-            them are honest, and all are kept.
+        max_mean_shift: Largest difference of a client's means from the medians, in deviations.
+        max_deviation_ratio: Largest factor by which its deviations may differ from the medians.
+        malicious_share: Share of clients that may be left out, at least one client. If more lie far out, nothing tells
+            which of them are honest, and all are kept.
     """
 
-    means: float = 3.0
-    ratio: float = 5.0
-    liars: float = 0.2
+    max_mean_shift: float = 3.0
+    max_deviation_ratio: float = 5.0
+    malicious_share: float = 0.2
 
     def __post_init__(self) -> None:
-        above("federation.robust.statistics", 0, means=self.means)
-        above("federation.robust.statistics", 1, ratio=self.ratio)
-        within("federation.robust.statistics", 0, 1, liars=self.liars)
+        above("federation.robust.statistics", 0, max_mean_shift=self.max_mean_shift)
+        above("federation.robust.statistics", 1, max_deviation_ratio=self.max_deviation_ratio)
+        within("federation.robust.statistics", 0, 1, malicious_share=self.malicious_share)
 
     def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Leaves clients out; see `RobustAggregation`."""
@@ -105,11 +105,11 @@ class StatisticsCheck:
         ratios = _root_mean_square((deviations / usual).log()).exp()
         far = {}
         for client, shift, ratio in zip(judged, shifts.tolist(), ratios.tolist(), strict=True):
-            if shift > self.means:
+            if shift > self.max_mean_shift:
                 far[client] = f"lies far out: its channels' means are {shift:.3g} deviations off"
-            elif ratio > self.ratio:
+            elif ratio > self.max_deviation_ratio:
                 far[client] = f"lies far out: its channels' deviations differ by a factor of {ratio:.3g}"
-        if len(far) > tolerated(self.liars, len(judged)):
+        if len(far) > tolerated(self.malicious_share, len(judged)):
             return dict(updates), [
                 (client, f"{line}; too many do to leave them out") for client, line in far.items()
             ]

@@ -64,12 +64,13 @@ class BankSupport:
 
     The distance of a vector x to a bank B is ``min_b |x - b| / s_b``, where s_b is the spacing of B at b: the distance
     from b that the nearest `SHARE` of B's other vectors reaches. Neither the sender of x nor the size of the bank
-    changes this unit. The distance of x to the other clients is the `holders`-th smallest over their banks, or the
-    distance to the server's last bank, if that is smaller.
+    changes this unit. The distance of x to the other clients is the `min_supporters`-th smallest over their banks, or
+    the distance to the server's last bank, if that is smaller.
 
-    - A client whose median vector, weighted by counts, is farther than `far` is named, and left out if it stands out.
-    - Single vectors of the remaining clients are left out if they are farther than `reach`. This holds once the server
-      has sent a bank, which covers all kinds of normal images; before that, the limit is `reach_first`.
+    - A client whose median vector, weighted by counts, is farther than `client_limit` is named, and left out if it
+      stands out.
+    - Single vectors of the remaining clients are left out if they are farther than `vector_limit`. This holds once the
+      server has sent a bank, which covers all kinds of normal images; before that, the limit is `first_vector_limit`.
 
     A bank of fewer than two different vectors has no spacing: any vector that it does not contain is infinitely far
     from it. A client that is infinitely far from all others is kept unchanged, because it cannot be judged.
@@ -77,30 +78,36 @@ class BankSupport:
     In a message of fixed size, a vector that is left out becomes a copy of the nearest vector that stays, with count 0.
 
     Attributes:
-        far: Largest distance of a client's median vector, for banks with counts, whose vectors are means of patches.
-        far_without_counts: The same for banks without counts, such as coresets, whose vectors are extremes.
-        reach: Largest distance of a single vector.
-        reach_first: The same as long as the server has sent no bank.
-        holders: Number of other clients that must have a similar vector.
-        liars: Share of clients that may be left out, at least one client; `standing_out` decides about them.
+        client_limit: Largest distance of a client's median vector, for banks with counts, whose vectors are means of
+            patches.
+        client_limit_without_counts: The same for banks without counts, such as coresets, whose vectors are extremes.
+        vector_limit: Largest distance of a single vector.
+        first_vector_limit: The same as long as the server has sent no bank.
+        min_supporters: Number of other clients that must have a similar vector.
+        malicious_share: Share of clients that may be left out, at least one client; `standing_out` decides about them.
     """
 
-    far: float = 1.2
-    far_without_counts: float = 2.0
-    reach: float = 1.25
-    reach_first: float = 3.0
-    holders: int = 1
-    liars: float = 0.2
+    client_limit: float = 1.2
+    client_limit_without_counts: float = 2.0
+    vector_limit: float = 1.25
+    first_vector_limit: float = 3.0
+    min_supporters: int = 1
+    malicious_share: float = 0.2
 
     def __post_init__(self) -> None:
-        far = max(self.far, self.far_without_counts)
-        if not (0 < self.far <= self.reach and self.far_without_counts > 0 and far <= self.reach_first):
+        limits = self.client_limit, self.client_limit_without_counts
+        if not (
+            min(limits) > 0
+            and self.client_limit <= self.vector_limit
+            and max(limits) <= self.first_vector_limit
+        ):
             raise UserError(
-                f"federation.robust.banks.reach={self.reach} must be at least far={self.far}, reach_first="
-                f"{self.reach_first} at least far and far_without_counts={self.far_without_counts}, and these above 0"
+                f"federation.robust.banks.vector_limit={self.vector_limit} must be at least client_limit="
+                f"{self.client_limit}, first_vector_limit={self.first_vector_limit} at least client_limit and"
+                f" client_limit_without_counts={self.client_limit_without_counts}, and these above 0"
             )
-        at_least("federation.robust.banks", 1, holders=self.holders)
-        within("federation.robust.banks", 0, 1, liars=self.liars)
+        at_least("federation.robust.banks", 1, min_supporters=self.min_supporters)
+        within("federation.robust.banks", 0, 1, malicious_share=self.malicious_share)
 
     def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Leaves clients and vectors out; see `RobustAggregation`."""
@@ -111,13 +118,13 @@ class BankSupport:
         last = previous.get(name)
         distances = self._distances(messages, name, last)
         masses = {client: _mass(message, name) for client, message in messages.items()}
-        limit = self.far if COUNTS in spec else self.far_without_counts
+        limit = self.client_limit if COUNTS in spec else self.client_limit_without_counts
         medians = {
             client: weighted_quantile(distances[client], mass, 0.5) if len(mass) else 0.0
             for client, mass in masses.items()
         }
         finite = {client: median for client, median in medians.items() if math.isfinite(median)}
-        far = standing_out(finite, limit, tolerated(self.liars, len(finite)))
+        far = standing_out(finite, limit, tolerated(self.malicious_share, len(finite)))
         lines = {
             client: f"lies far out: half of its vectors are at least {median:.3g} times as far from all others'"
             f" as those are from each other (limit {limit:g})"
@@ -128,11 +135,14 @@ class BankSupport:
             (client, f"{line}; left out" if client in far else f"{line}; kept, as others lie about as far")
             for client, line in lines.items()
         ]
-        reach, kept = self.reach_first if last is None else self.reach, dict[int, Update]()
+        vector_limit, kept = (
+            self.first_vector_limit if last is None else self.vector_limit,
+            dict[int, Update](),
+        )
         for client, update in updates.items():
             if client in far:
                 continue
-            stays = distances[client] <= reach
+            stays = distances[client] <= vector_limit
             # Single vectors of a client that is kept although it lies far out cannot be judged either.
             if stays.all() or client in lines or client not in finite:
                 kept[client] = update
@@ -155,7 +165,7 @@ class BankSupport:
         distances = {}
         for client, vectors in rows.items():
             by_bank = torch.stack([_distance(vectors, *banks[other]) for other in banks if other != client])
-            near = by_bank.kthvalue(min(self.holders, len(by_bank)), dim=0).values
+            near = by_bank.kthvalue(min(self.min_supporters, len(by_bank)), dim=0).values
             distances[client] = near if prior is None else torch.minimum(near, _distance(vectors, *prior))
         return distances
 

@@ -62,20 +62,20 @@ def _parts(names: Sequence[str]) -> dict[str, list[str]]:
 class WeightRule(ABC):
     """A rule for weights, which names clients that lie far out; it does nothing with fewer than 3 clients.
 
-    A client lies far out if its change of the weights is longer than `far` times the usual length for its number of
-    images (`lengths`). It also lies far out if its change points against the others (its cosine with the sum of their
-    directions is below `against`), unless half of the clients or more do so.
+    A client lies far out if its change of the weights is longer than `max_length_ratio` times the usual length for its
+    number of images (`lengths`). It also lies far out if its change points against the others (its cosine with the sum
+    of their directions is below `min_cosine`), unless half of the clients or more do so.
 
     Attributes:
-        far: Largest factor by which a change may be longer than usual.
-        against: Cosine below which a change points against the others.
+        max_length_ratio: Largest factor by which a change may be longer than usual.
+        min_cosine: Cosine below which a change points against the others.
     """
 
-    far: float = 2.0
-    against: float = -0.25
+    max_length_ratio: float = 2.0
+    min_cosine: float = -0.25
 
     def __post_init__(self) -> None:
-        at_least("federation.robust.weights", 1, far=self.far)
+        at_least("federation.robust.weights", 1, max_length_ratio=self.max_length_ratio)
 
     def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Combines weights; see `RobustAggregation`."""
@@ -108,12 +108,12 @@ class WeightRule(ABC):
         different classes do, there is no common direction, and none is named for its direction.
         """
         directions = dict(zip(ratios, cosines(products).tolist(), strict=True))
-        opposed = [client for client, cosine in directions.items() if cosine < self.against]
+        opposed = [client for client, cosine in directions.items() if cosine < self.min_cosine]
         if 2 * len(opposed) >= len(directions):
             opposed = []
         lines = []
         for client, ratio in ratios.items():
-            if ratio > self.far:
+            if ratio > self.max_length_ratio:
                 lines.append((client, f"it changes the {part} {ratio:.3g} times as far as usual"))
             elif client in opposed:
                 cosine = directions[client]
@@ -126,7 +126,7 @@ class NormClipping(WeightRule):
 
     After Sun et al. 2019, "Can you really backdoor federated learning?", section 3::
 
-        w_n <- w + (w_n - w) min(1, far / ratio_n)    with the ratio of `lengths`
+        w_n <- w + (w_n - w) min(1, max_length_ratio / ratio_n)    with the ratio of `lengths`
 
     If no change is longer, messages stay unchanged.
     """
@@ -137,8 +137,8 @@ class NormClipping(WeightRule):
         combined = dict(updates)
         for part, names in _parts(list(previous)).items():
             for client, ratio in lengths(products[part], sizes).items():
-                if ratio > self.far:
-                    message, share = updates[client].message, self.far / ratio
+                if ratio > self.max_length_ratio:
+                    message, share = updates[client].message, self.max_length_ratio / ratio
                     sent = {name: previous[name].double() for name in names}
                     shortened = {
                         name: last + (message[name].double() - last) * share for name, last in sent.items()
@@ -168,18 +168,19 @@ class TrimmedMean(WeightRule):
     All clients have the same weight.
 
     Attributes:
-        liars: Share of lying clients to tolerate, at least one client; as many values are left out at each end.
+        malicious_share: Share of malicious clients to tolerate, at least one client; as many values are left
+            out at each end.
     """
 
-    liars: float = 0.2
+    malicious_share: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within("federation.robust.weights", 0, 1, liars=self.liars)
+        within("federation.robust.weights", 0, 1, malicious_share=self.malicious_share)
 
     def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their trimmed mean."""
-        trimmed = tolerated(self.liars, len(updates))
+        trimmed = tolerated(self.malicious_share, len(updates))
         middle = slice(trimmed, len(updates) - trimmed)
         return _with_mean(updates, previous, middle)
 
@@ -191,26 +192,26 @@ class Krum(WeightRule):
         ``s(i) = sum_{i -> j} |w_i - w_j|^2`` over the N - f - 2 clients j nearest to i
 
     Krum takes the client with the smallest score, multi-Krum the mean of several clients, weighted by data size. The
-    guarantee needs 2 f + 2 < N, so five clients tolerate one liar. Honest clients that differ from most are left out
-    too.
+    guarantee needs 2 f + 2 < N, so five clients tolerate one that is malicious. Honest clients that differ from most
+    are left out too.
 
     Attributes:
-        chosen: Number of clients that are merged; 1 is Krum.
-        liars: Share f / N of lying clients to tolerate, at least one client.
+        merged_clients: Number of clients that are merged; 1 is Krum.
+        malicious_share: Share f / N of malicious clients to tolerate, at least one client.
     """
 
-    chosen: int = 1
-    liars: float = 0.2
+    merged_clients: int = 1
+    malicious_share: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("federation.robust.weights", 1, chosen=self.chosen)
-        within("federation.robust.weights", 0, 1, liars=self.liars)
+        at_least("federation.robust.weights", 1, merged_clients=self.merged_clients)
+        within("federation.robust.weights", 0, 1, malicious_share=self.malicious_share)
 
     def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
-        """Leaves out all clients but the chosen ones; scores are computed from the first part, the model's weights."""
-        scores = krum_scores(next(iter(products.values())), tolerated(self.liars, len(updates)))
-        best = set(scores.argsort(stable=True)[: self.chosen].tolist())
+        """Leaves out all clients but the merged ones; scores are computed from the first part, the model's weights."""
+        scores = krum_scores(next(iter(products.values())), tolerated(self.malicious_share, len(updates)))
+        best = set(scores.argsort(stable=True)[: self.merged_clients].tolist())
         return {client: update for row, (client, update) in enumerate(updates.items()) if row in best}
 
 
@@ -227,18 +228,18 @@ def inner_products(updates: Updates, names: list[str], previous: Message) -> Ten
     return products
 
 
-def krum_scores(products: Tensor, liars: int) -> Tensor:
+def krum_scores(products: Tensor, malicious: int) -> Tensor:
     """Computes Krum's scores.
 
     Args:
         products: Inner products of the changes of N clients [N, N].
-        liars: Number f of lying clients.
+        malicious: Number f of malicious clients.
 
     Returns:
         For each client, the sum of squared distances to its N - f - 2 (at least one) nearest others [N].
     """
     squares = (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp(min=0)
-    nearest = max(1, len(products) - liars - 2)
+    nearest = max(1, len(products) - malicious - 2)
     return squares.fill_diagonal_(torch.inf).sort(1).values[:, :nearest].sum(1)
 
 

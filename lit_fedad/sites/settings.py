@@ -21,7 +21,7 @@ from lit_fedad.sites.refusals import KINDS, Code, RefusalError
 FLOORS: Mapping[str, float] = {
     "method.client.min_images": 2,
     "method.client.group": 5,
-    "method.client.least": 5,
+    "method.client.min_class_images": 5,
     "method.client.prototype_images": 1,
     "calibration.share": 0.05,
     "method.client.batch": 4,

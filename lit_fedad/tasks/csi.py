@@ -55,7 +55,7 @@ class CSI(Representation):
             every image. 0 takes the whole image. None takes 10 from pixels, as the original, and 0 on frozen features.
         temperature: Temperature of NT-Xent.
         learning_rate: Largest learning rate of LARS.
-        ramp: Rounds over which the learning rate rises from a tenth of this; then it falls to 0 as a cosine.
+        warmup_rounds: Rounds over which the learning rate rises from a tenth of this; then it falls to 0 as a cosine.
         momentum: Momentum of LARS.
         weight_decay: Weight decay of LARS.
         **representation: See `Representation`; ``views`` must not mirror. With a `FrozenEncoder`, cached views are
@@ -87,7 +87,7 @@ class CSI(Representation):
         samples: int | None = None,
         temperature: float = 0.5,
         learning_rate: float = 1.0,
-        ramp: int = 10,
+        warmup_rounds: int = 10,
         momentum: float = 0.9,
         weight_decay: float = 1e-6,
         **representation: Any,
@@ -104,12 +104,19 @@ class CSI(Representation):
                 f"task.samples={samples}: frozen features are of whole images; give task.samples=0"
             )
         samples = (0 if frozen else 10) if samples is None else samples
-        at_least("task", 0, rounds=rounds, samples=samples, ramp=ramp, learning_rate=learning_rate)
+        at_least(
+            "task",
+            0,
+            rounds=rounds,
+            samples=samples,
+            warmup_rounds=warmup_rounds,
+            learning_rate=learning_rate,
+        )
         within("task", 0, 1, mirror=mirror)
         at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
         self.shift = nn.Linear(self.num_features, _TURNS)
         self.contrast = contrastive_losses.CSI(temperature)
-        self.rounds, self.mirror, self.ramp = rounds, mirror, ramp
+        self.rounds, self.mirror, self.warmup_rounds = rounds, mirror, warmup_rounds
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         with seeded(0, "crops that scores average over"):
             boxes = draw_boxes(samples, (image_size, image_size), *_CROP)
@@ -174,10 +181,12 @@ class CSI(Representation):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds LARS, at this round's learning rate."""
         completed_rounds = max(self.round - 1, 0)
-        if completed_rounds < self.ramp:
-            rate = self.learning_rate * (0.1 + 0.9 * completed_rounds / self.ramp)
+        if completed_rounds < self.warmup_rounds:
+            rate = self.learning_rate * (0.1 + 0.9 * completed_rounds / self.warmup_rounds)
         else:
-            rate = self.learning_rate * cosine_decay(self.round - self.ramp, self.rounds - self.ramp)
+            rate = self.learning_rate * cosine_decay(
+                self.round - self.warmup_rounds, self.rounds - self.warmup_rounds
+            )
         return Lars(self.trainable, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def _copies(self, batch: Mapping[str, Any]) -> Iterator[Tensor]:

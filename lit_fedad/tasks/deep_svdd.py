@@ -125,7 +125,7 @@ class DeepSVDD(Bottleneck):
         nu: Share of training images that may lie outside the sphere.
         radius_rounds: Rounds before the radius is first set.
         margin: Smallest magnitude of each coordinate of the centre (`off_zero`).
-        drop: Share of the rounds after which the learning rate falls to a tenth.
+        decay_after: Share of the rounds after which the learning rate falls to a tenth.
         rounds: Number of all rounds.
         **bottleneck: See `Bottleneck`.
 
@@ -149,15 +149,15 @@ class DeepSVDD(Bottleneck):
         nu: float = 0.1,
         radius_rounds: int = 10,
         margin: float = 0.1,
-        drop: float = 1 / 3,
+        decay_after: float = 1 / 3,
         **bottleneck: Any,
     ) -> None:
         super().__init__(encoder, **bottleneck)
         above("task", 0, nu=nu)
-        within("task", 0, 1, nu=nu, drop=drop)
+        within("task", 0, 1, nu=nu, decay_after=decay_after)
         at_least("task", 0, rounds=rounds, radius_rounds=radius_rounds, margin=margin)
         self.soft, self.nu, self.radius_rounds = objective == "soft-boundary", nu, radius_rounds
-        self.margin, self.drop, self.rounds = margin, drop, rounds
+        self.margin, self.decay_after, self.rounds = margin, decay_after, rounds
         self.pretrains = False
         self.register_buffer("centre", torch.zeros(self.num_features))
         self.register_buffer("radius", torch.zeros(()))
@@ -215,6 +215,6 @@ class DeepSVDD(Bottleneck):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds Adam, with a tenth of the learning rate in the last rounds."""
         optimizer = super().configure_optimizers()
-        if not self.pretrains and self.round > self.drop * self.rounds:
+        if not self.pretrains and self.round > self.decay_after * self.rounds:
             optimizer.param_groups[0]["lr"] /= 10
         return optimizer

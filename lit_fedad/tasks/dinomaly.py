@@ -32,8 +32,8 @@ class Dinomaly(Task):
         image_size: Side of the images in pixels, or their height and width.
         groups: Groups of successive layers, each compared by its mean.
         dropout: Probability of dropout in the bottleneck.
-        loose: Share of positions that count as well rebuilt.
-        factor: Factor of the gradient at these positions.
+        easy_share: Share of positions that count as well rebuilt.
+        easy_gradient: Factor of the gradient at these positions.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
         sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
@@ -51,8 +51,8 @@ class Dinomaly(Task):
         image_size: int | Sequence[int] = 392,
         groups: int = 2,
         dropout: float = 0.2,
-        loose: float = 0.9,
-        factor: float = 0.1,
+        easy_share: float = 0.9,
+        easy_gradient: float = 0.1,
         learning_rate: float = 2e-3,
         weight_decay: float = 1e-4,
         sigma: float = 4.0,
@@ -60,7 +60,7 @@ class Dinomaly(Task):
     ) -> None:
         super().__init__()
         at_least("task", 1, groups=groups)
-        within("task", 0, 1, dropout=dropout, loose=loose, factor=factor, top=top)
+        within("task", 0, 1, dropout=dropout, easy_share=easy_share, easy_gradient=easy_gradient, top=top)
         above("task", 0, learning_rate=learning_rate, top=top)
         at_least("task", 0, weight_decay=weight_decay)
         size = pair("task.image_size", image_size)
@@ -72,7 +72,7 @@ class Dinomaly(Task):
                 " transformer, as backbone=dinov2_small backbone.layers=[2,3,4,5,6,7,8,9]"
             )
         self.backbone, self.num_features, self.groups = backbone, channels, groups
-        self.loose, self.factor, self.top = loose, factor, top
+        self.easy_share, self.easy_gradient, self.top = easy_share, easy_gradient, top
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.bottleneck = nn.Sequential(
             nn.Dropout(dropout),
@@ -93,7 +93,7 @@ class Dinomaly(Task):
     @property
     def images_behind(self) -> int | None:
         """One if well rebuilt positions have no gradient: all other positions of a batch may be of one image."""
-        return 1 if self.loose and not self.factor else None
+        return 1 if self.easy_share and not self.easy_gradient else None
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the layers [L, B, P, C] of the backbone, only once for all users of the view."""
@@ -122,7 +122,9 @@ class Dinomaly(Task):
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the mean `loose_cosine` of the groups."""
-        losses = [loose_cosine(f, g, self.loose, self.factor) for f, g in self.pairs(features, batch)]
+        losses = [
+            loose_cosine(f, g, self.easy_share, self.easy_gradient) for f, g in self.pairs(features, batch)
+        ]
         return {"loss": torch.stack(losses).mean()}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
@@ -146,22 +148,22 @@ class Dinomaly(Task):
         )
 
 
-def loose_cosine(features: Tensor, rebuilt: Tensor, loose: float, factor: float) -> Tensor:
+def loose_cosine(features: Tensor, rebuilt: Tensor, easy_share: float, easy_gradient: float) -> Tensor:
     """Computes ``1 - cos`` of whole maps, averaged over images, with less gradient at well rebuilt positions.
 
     Args:
         features: The backbone's features [B, P, C].
         rebuilt: The decoder's features [B, P, C].
-        loose: Share of all positions of the batch, those of the smallest distance, that count as well rebuilt.
-        factor: Factor of the gradient at these positions.
+        easy_share: Share of all positions of the batch, those of the smallest distance, that count as well rebuilt.
+        easy_gradient: Factor of the gradient at these positions.
     """
     with full_precision(rebuilt):
         f, g = features.detach().float(), rebuilt.float()
         with torch.no_grad():
             distances = 1 - F.cosine_similarity(f, g, dim=2)
-            limit = distances.flatten().topk(max(1, round((1 - loose) * distances.numel()))).values[-1]
+            limit = distances.flatten().topk(max(1, round((1 - easy_share) * distances.numel()))).values[-1]
             well_rebuilt = (distances < limit)[..., None]
-        damped = torch.where(well_rebuilt, factor * g + (1 - factor) * g.detach(), g)
+        damped = torch.where(well_rebuilt, easy_gradient * g + (1 - easy_gradient) * g.detach(), g)
         return (1 - F.cosine_similarity(f.flatten(1), damped.flatten(1))).mean()
 
 

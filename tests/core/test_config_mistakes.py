@@ -296,12 +296,20 @@ def build_each(section):
             "federation.sampler.min_clients=0 must be at least 1",
         ),
         ("federation", ["federation.sampler.min_clients=-3"], "min_clients=-3 must be at least 1"),
-        ("federation", ["federation.robust.banks.liars=2"], "banks.liars=2 must be in [0, 1]"),
-        ("federation", ["federation.robust.statistics.ratio=1"], "statistics.ratio=1 must be above 1"),
         (
             "federation",
-            ["federation/robust=trimmed_mean", "federation.robust.weights.liars=-1"],
-            "weights.liars=-1 must be in [0, 1]",
+            ["federation.robust.banks.malicious_share=2"],
+            "banks.malicious_share=2 must be in [0, 1]",
+        ),
+        (
+            "federation",
+            ["federation.robust.statistics.max_deviation_ratio=1"],
+            "statistics.max_deviation_ratio=1 must be above 1",
+        ),
+        (
+            "federation",
+            ["federation/robust=trimmed_mean", "federation.robust.weights.malicious_share=-1"],
+            "weights.malicious_share=-1 must be in [0, 1]",
         ),
         (
             "federation",

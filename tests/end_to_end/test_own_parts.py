@@ -54,7 +54,7 @@ OFF = {
     "fedprox": [(f"{CLIENT}.mu=0.0",)],
     "fedrep": [FEDAVG],
     "fedvck": [(f"{CLIENT}.selection=false",), (f"{CLIENT}.constraints=own",), (f"{SERVER}.contrast=0.0",)],
-    "fedvck_released": [(f"{CLIENT}.go_on=false",), (f"{CLIENT}.constraints=batch",)],
+    "fedvck_released": [(f"{CLIENT}.continue_images=false",), (f"{CLIENT}.constraints=batch",)],
     "fedyogi": [FEDAVG],
     "gldp": [(f"{CLIENT}.lam=0.0",), (f"{CLIENT}.lam=1.0",)],
     "moon": [(f"{CLIENT}.mu=0.0",)],

@@ -56,7 +56,7 @@ def client_of(task=None, **settings) -> FedDMClient:
         "init": "real",
         "mean": MEAN,
         "std": STD,
-        "least": 2,
+        "min_class_images": 2,
         **settings,
     }
     return FedDMClient(task or make(), **settings)

@@ -24,8 +24,8 @@ CLIENT = {
     "mean": MEAN,
     "std": STD,
     "share": 0.01,
-    "minimum": 3,
-    "least": 2,
+    "min_synthetic": 3,
+    "min_class_images": 2,
     "init": "noise",
 }
 

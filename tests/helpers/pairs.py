@@ -114,7 +114,7 @@ OWN = {
     "desa": [
         "method.client.local_epochs=1",
         "method.client.anchors=2",
-        "method.client.least=1",
+        "method.client.min_class_images=1",
         "method.client.condensation.steps=2",
         "method.client.condensation.batch=4",
     ],
@@ -130,8 +130,8 @@ OWN = {
     **{
         m: [
             "partition=iid",
-            "method.client.least=1",
-            "method.client.minimum=2",
+            "method.client.min_class_images=1",
+            "method.client.min_synthetic=2",
             "method.client.condensation.steps=2",
             "method.client.condensation.batch=4",
             "method.server.training.epochs=2",

@@ -17,7 +17,7 @@ STREAM = (
 """Classes that come in two stages."""
 
 CONDENSING = (
-    *MOTIFS, "partition=iid", "encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
+    *MOTIFS, "partition=iid", "encoder.channels=4", "method.client.min_class_images=3", "method.client.min_synthetic=2",
     "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
 )  # fmt: skip
 """Classes whose images clients condense."""

@@ -18,7 +18,13 @@ from lit_fedad.methods.desa import (
     supervised_contrast,
 )
 
-SMALL = {"mean": MEAN, "std": STD, "anchors": 2, "least": 2, "condensation": Condensation(2, batch=4)}
+SMALL = {
+    "mean": MEAN,
+    "std": STD,
+    "anchors": 2,
+    "min_class_images": 2,
+    "condensation": Condensation(2, batch=4),
+}
 
 
 def client_of(**settings) -> DESAClient:
@@ -66,7 +72,9 @@ def test_mixed_precision_rounds_no_cosine():
 
 
 def test_the_client_s_loss_by_hand():
-    client = client_of(own=0.5, distillation=2.0, contrast=0.0, temperature=4.0, soft=0.75).eval()
+    client = client_of(
+        anchor_weight=0.5, distillation=2.0, contrast=0.0, temperature=4.0, soft_share=0.75
+    ).eval()
     batch = next(iter(loader([0, 1, 2, 1])))
     sent = upload([0, 0, 1])
     client.anchors, client.labels = sent["images"], torch.tensor([0, 0, 1])
@@ -85,7 +93,7 @@ def test_the_client_s_loss_by_hand():
 
 
 def test_the_contrast_has_no_gradient_through_anchors():
-    client = client_of(own=0.0, distillation=0.0, contrast=1.0).eval()
+    client = client_of(anchor_weight=0.0, distillation=0.0, contrast=1.0).eval()
     client.anchors, client.labels = upload([0, 1])["images"], torch.tensor([0, 1])
     batch = next(iter(loader([0, 1, 2, 1])))
     torch.manual_seed(0)

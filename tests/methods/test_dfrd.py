@@ -91,7 +91,7 @@ def test_different_models_move_it_and_the_moving_average_follows():
 
 
 def test_the_generator_s_loss_by_hand():
-    weights = {"transfer": 2.0, "spread": 3.0, "bound": 5.0}
+    weights = {"transfer": 2.0, "diversity": 3.0, "embedding_bound": 5.0}
     server = server_of(steps=1, generator_steps=1, distillation_steps=1, **weights)
     updates = uploads(server)
     for client, label in enumerate([0, 2]):  # the ensemble is right where the average is in doubt

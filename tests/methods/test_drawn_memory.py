@@ -22,7 +22,7 @@ def play(federate, task, data, rounds=3, **overrides):
         task=task,
         data=data,
         rounds=rounds,
-        client={"drawn": True},
+        client={"slots_from_moments": True},
         server=LLOYD,
         **overrides,
     )
@@ -74,12 +74,15 @@ def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_load
 
 
 def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
-    names = [exchange.name for exchange in exchanges_of(FederatedBankClient(summed_bank(), drawn=True)).setup]
+    names = [
+        exchange.name
+        for exchange in exchanges_of(FederatedBankClient(summed_bank(), slots_from_moments=True)).setup
+    ]
     assert names == ["moments"]
     with pytest.raises(UserError, match=r"method\.client\.min_images"):
-        FederatedBankClient(summed_bank(), drawn=True, min_images=1)
+        FederatedBankClient(summed_bank(), slots_from_moments=True, min_images=1)
     with pytest.raises(UserError, match="of sums: give task=memory_bank_sums"):
-        FederatedBankClient(summed_bank(reduce=SlotReduce()), drawn=True)
+        FederatedBankClient(summed_bank(reduce=SlotReduce()), slots_from_moments=True)
     data = {client: make_loader(4, client) for client in range(3)}
     server = {"aggregation": KMeansAggregation(weighted=True)}
     with pytest.raises(UserError, match="exchange 'train', not their sum"):
@@ -88,7 +91,7 @@ def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
             FederatedBankServer,
             task=summed_bank(),
             data=data,
-            client={"drawn": True},
+            client={"slots_from_moments": True},
             server=server,
             secure_sum=SecureSum(),
         )

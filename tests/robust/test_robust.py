@@ -50,9 +50,9 @@ def test_default_is_the_option_of_that_name():
 
 
 def test_a_rule_may_be_set_and_left_out():
-    assert composed("federation.robust.weights.far=4").weights.far == 4
+    assert composed("federation.robust.weights.max_length_ratio=4").weights.max_length_ratio == 4
     assert composed("federation.robust.banks=null").banks is None
-    assert composed("federation/robust=multi_krum").weights.chosen == 3
+    assert composed("federation/robust=multi_krum").weights.merged_clients == 3
 
 
 def test_a_misspelt_option_is_one_line_that_lists_the_options():
@@ -97,7 +97,7 @@ def test_a_liar_in_a_federation_moves_the_weights_no_farther_than_allowed_and_is
     federation = toy(
         values=values,
         rounds=1,
-        robust=RobustAggregation(weights=NormClipping(far=2.0)),
+        robust=RobustAggregation(weights=NormClipping(max_length_ratio=2.0)),
         names=ClientNames({3: "south"}),
     )
     send = federation.client.send

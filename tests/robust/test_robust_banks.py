@@ -37,7 +37,7 @@ def test_distances_are_in_units_of_the_other_bank_s_spacing():
     updates = {client: update_of(bank(client)) for client in range(4)}
     last = bank(9)
     messages = {client: update.message for client, update in updates.items()}
-    found = BankSupport(holders=2)._distances(messages, "memory", last)
+    found = BankSupport(min_supporters=2)._distances(messages, "memory", last)
 
     def by_hand(rows, other):
         gaps = np.linalg.norm(other[:, None] - other, axis=2)
@@ -97,7 +97,12 @@ def test_vectors_that_are_no_means_may_be_farther(counted):
     spec = FIXED if counted else FREE
     if not counted:
         updates = {client: Update({"memory": u.message["memory"]}, 10) for client, u in updates.items()}
-    limits = {"far": 1.2, "far_without_counts": 1e4, "reach": 1e4, "reach_first": 1e4}
+    limits = {
+        "client_limit": 1.2,
+        "client_limit_without_counts": 1e4,
+        "vector_limit": 1e4,
+        "first_vector_limit": 1e4,
+    }
     kept, _ = BankSupport(**limits)(updates, spec, {})
     assert list(kept) == ([0, 1, 2, 4] if counted else [0, 1, 2, 3, 4])
 
@@ -120,7 +125,7 @@ def test_where_each_client_has_its_own_kind_all_stay():
 def test_a_liar_stands_out_among_clients_that_it_took_the_support_from():
     """Client 4 shares its kind with client 3, which sends something else, far from all."""
     updates = {**honest(), 3: update_of(bank(3, centre=50.0)), 4: update_of(bank(4, centre=2.0))}
-    kept, remarks = BankSupport(far=0.8, far_without_counts=0.8)(updates, FIXED, {})
+    kept, remarks = BankSupport(client_limit=0.8, client_limit_without_counts=0.8)(updates, FIXED, {})
     assert list(kept) == [0, 1, 2, 4]
     assert [client for client, _ in remarks] == [3, 4]
     assert "left out" in remarks[0][1]
@@ -132,7 +137,7 @@ def test_two_clients_of_a_kind_support_each_other():
     kept, remarks = BankSupport()(updates, FIXED, {})
     assert kept == updates
     assert remarks == []
-    _, remarks = BankSupport(holders=2)(updates, FIXED, {})
+    _, remarks = BankSupport(min_supporters=2)(updates, FIXED, {})
     assert {client for client, _ in remarks} == {3, 4}
     # Vectors that count nothing support nobody.
     mixed, counts = torch.cat([bank(4, centre=10.0)[:20], bank(4)[20:]]), torch.ones(SLOTS)
@@ -144,7 +149,9 @@ def test_two_clients_of_a_kind_support_each_other():
 def test_the_last_bank_supports_a_client_alone():
     alone = bank(3, centre=10.0)
     updates = {**honest(), 3: update_of(alone)}
-    kept, remarks = BankSupport(reach=9.0)(updates, FIXED, {"memory": torch.cat([bank(0), alone + 0.01])})
+    kept, remarks = BankSupport(vector_limit=9.0)(
+        updates, FIXED, {"memory": torch.cat([bank(0), alone + 0.01])}
+    )
     assert kept == updates
     assert remarks == []
 
@@ -153,7 +160,7 @@ def test_single_vectors_far_from_the_last_bank_become_copies_without_count():
     mixed = bank(2)
     mixed[:4] += 50.0
     updates = {**honest(), 2: update_of(mixed)}
-    kept, remarks = BankSupport(reach=9.0)(updates, FIXED, {"memory": bank(9)})
+    kept, remarks = BankSupport(vector_limit=9.0)(updates, FIXED, {"memory": bank(9)})
     changed = kept[2].message
     assert remarks == [(2, "lies far out in 10.0% of what it holds, which is left out")]
     assert changed["counts"].tolist() == [0.0] * 4 + [1.0] * 36
@@ -256,7 +263,13 @@ def test_what_is_a_bank():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"far": 0.0, "far_without_counts": 0.0}, {"reach": 1.0}, {"holders": 0}, {"liars": 1.1}]
+    "settings",
+    [
+        {"client_limit": 0.0, "client_limit_without_counts": 0.0},
+        {"vector_limit": 1.0},
+        {"min_supporters": 0},
+        {"malicious_share": 1.1},
+    ],
 )
 def test_senseless_settings_are_refused(settings):
     with pytest.raises(UserError, match="federation.robust.banks"):

@@ -62,7 +62,7 @@ def test_deviations_far_off_are_left_out_with_their_ratio(factor):
     """Those under 0.3 of the mean deviation count as that."""
     updates = updates_of()
     updates = lying(updates, 1, variance=updates[1].message["variance"] * factor)
-    kept, remarks = StatisticsCheck(ratio=3.0)(updates, SPEC, {})
+    kept, remarks = StatisticsCheck(max_deviation_ratio=3.0)(updates, SPEC, {})
     assert list(kept) == [0, 2, 3, 4]
     deviations = np.sqrt(np.stack([u.message["variance"].double().numpy() for u in updates.values()]))
     usual = np.median(deviations, 0)
@@ -118,9 +118,11 @@ def test_other_messages_stay():
     assert StatisticsCheck()(updates, {"w": TensorSpec((3,))}, {}) == (updates, [])
 
 
-@pytest.mark.parametrize("settings", [{"means": 0.0}, {"ratio": 1.0}, {"liars": 1.1}])
+@pytest.mark.parametrize(
+    "settings", [{"max_mean_shift": 0.0}, {"max_deviation_ratio": 1.0}, {"malicious_share": 1.1}]
+)
 def test_senseless_settings_are_refused(settings):
-    StatisticsCheck(means=0.5, ratio=1.5, liars=1.0)
+    StatisticsCheck(max_mean_shift=0.5, max_deviation_ratio=1.5, malicious_share=1.0)
     with pytest.raises(UserError, match="federation.robust.statistics"):
         StatisticsCheck(**settings)
 

@@ -19,7 +19,7 @@ from lit_fedad.robust.weights import (
     weight_names,
 )
 
-RULES = [NormClipping(), CoordinateMedian(), TrimmedMean(), Krum(), Krum(chosen=3)]
+RULES = [NormClipping(), CoordinateMedian(), TrimmedMean(), Krum(), Krum(merged_clients=3)]
 PREVIOUS = {"w": torch.linspace(-1, 1, 12).reshape(4, 3), "b": torch.tensor([0.5]), "steps": torch.tensor(3)}
 SPEC = spec_of(PREVIOUS)
 
@@ -77,7 +77,7 @@ def test_the_median_is_numpy_s(clients):
 def test_the_trimmed_mean_leaves_out_the_ends(clients, liars, trimmed):
     updates = updates_of(clients)
     expected = np.sort(matrix(updates), axis=0)[trimmed : clients - trimmed].mean(0)
-    np.testing.assert_allclose(merged(TrimmedMean(liars=liars), updates), expected, rtol=1e-6)
+    np.testing.assert_allclose(merged(TrimmedMean(malicious_share=liars), updates), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("clients", "liars"), [(5, 1), (7, 0), (7, 2), (3, 1), (4, 1)])
@@ -102,7 +102,7 @@ def test_krum_keeps_the_client_of_least_score():
 
 def test_multi_krum_leaves_the_liar_out_and_keeps_client_order():
     updates = moved(updates_of(5), 2, 50.0)
-    kept, remarks = Krum(chosen=3)(updates, SPEC, PREVIOUS)
+    kept, remarks = Krum(merged_clients=3)(updates, SPEC, PREVIOUS)
     assert len(kept) == 3
     assert 2 not in kept
     assert list(kept) == sorted(kept)
@@ -113,7 +113,7 @@ def test_multi_krum_leaves_the_liar_out_and_keeps_client_order():
 def test_a_change_too_long_is_cut_to_the_bound_and_its_client_named():
     updates = moved(updates_of(5), 3, 100.0)
     norms = np.linalg.norm(matrix(updates) - np.r_[PREVIOUS["w"].flatten(), PREVIOUS["b"]], axis=1)
-    kept, remarks = NormClipping(far=2.0)(updates, SPEC, PREVIOUS)
+    kept, remarks = NormClipping(max_length_ratio=2.0)(updates, SPEC, PREVIOUS)
     assert [client for client, _ in remarks if client == 3]
     assert len(remarks) == 1
     assert np.linalg.norm(matrix(kept)[3] - np.r_[PREVIOUS["w"].flatten(), PREVIOUS["b"]]) == pytest.approx(
@@ -163,7 +163,9 @@ def test_running_statistics_hide_no_change_of_weights():
     for client, update in judged.items():
         assert torch.equal(update.message["w"], plain[client].message["w"])
         assert torch.equal(update.message[name], variances[client])
-    assert list(Krum(chosen=3)(given, spec, previous)[0]) == list(Krum(chosen=3)(liar, SPEC, PREVIOUS)[0])
+    assert list(Krum(merged_clients=3)(given, spec, previous)[0]) == list(
+        Krum(merged_clients=3)(liar, SPEC, PREVIOUS)[0]
+    )
 
 
 def test_clients_with_more_images_may_move_the_weights_farther():
@@ -245,7 +247,9 @@ def test_the_order_of_clients_does_not_matter(rule):
     np.testing.assert_allclose(merged(rule, updates), merged(rule, backward), atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [CoordinateMedian(), TrimmedMean(), NormClipping(), Krum(), Krum(chosen=3)])
+@pytest.mark.parametrize(
+    "rule", [CoordinateMedian(), TrimmedMean(), NormClipping(), Krum(), Krum(merged_clients=3)]
+)
 def test_one_liar_of_five_does_not_decide(rule):
     honest = updates_of(5)
     rows = matrix(honest)
@@ -276,11 +280,11 @@ def test_only_what_the_server_had_sent_counts_as_weights():
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: NormClipping(far=0.5),
-        lambda: Krum(chosen=0),
-        lambda: Krum(liars=-0.1),
-        lambda: TrimmedMean(far=0.5),
-        lambda: TrimmedMean(liars=1.1),
+        lambda: NormClipping(max_length_ratio=0.5),
+        lambda: Krum(merged_clients=0),
+        lambda: Krum(malicious_share=-0.1),
+        lambda: TrimmedMean(max_length_ratio=0.5),
+        lambda: TrimmedMean(malicious_share=1.1),
     ],
 )
 def test_senseless_settings_are_refused(wrong):

@@ -62,7 +62,10 @@ def test_what_settings_decide_follows_them():
     [
         ((DeepSVDD, {"soft": True}), (DeepSVDD, {"soft": False})),
         ((EfficientAD, {"hard": 0.999}), (EfficientAD, {"hard": 0.0})),
-        ((Dinomaly, {"loose": 0.9, "factor": 0.0}), (Dinomaly, {"loose": 0.9, "factor": 0.1})),
+        (
+            (Dinomaly, {"easy_share": 0.9, "easy_gradient": 0.0}),
+            (Dinomaly, {"easy_share": 0.9, "easy_gradient": 0.1}),
+        ),
     ],
 )
 def test_weights_that_one_image_decides_by_settings_are_of_one(of_one, of_all):

@@ -176,7 +176,7 @@ def test_without_a_bank_nothing_is_scored():
 
 
 def test_learning_rate_rises_and_falls():
-    task = make(ramp=4, rounds=12, learning_rate=2.0)
+    task = make(warmup_rounds=4, rounds=12, learning_rate=2.0)
     rates = []
     for task.round in (1, 3, 5, 9, 13):
         rates.append(task.configure_optimizers().param_groups[0]["lr"])

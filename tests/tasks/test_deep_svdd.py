@@ -127,7 +127,7 @@ def test_what_is_reconstructed_of_frozen_features_is_not_trained():
 
 def test_by_default_it_falls_after_a_third_of_the_rounds_to_the_round():
     """The original's 150 epochs have their only milestone at 50; here 30 and 10."""
-    task = make(learning_rate=0.3, drop=compose(["method=deep_svdd"])["task"]["drop"])
+    task = make(learning_rate=0.3, decay_after=compose(["method=deep_svdd"])["task"]["decay_after"])
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10])
     ours, theirs = [], []
@@ -141,7 +141,11 @@ def test_by_default_it_falls_after_a_third_of_the_rounds_to_the_round():
 
 @pytest.mark.parametrize(
     ("settings", "why"),
-    [({"nu": 0}, "task.nu=0"), ({"drop": 2}, "task.drop=2"), ({"margin": -1}, "task.margin=-1")],
+    [
+        ({"nu": 0}, "task.nu=0"),
+        ({"decay_after": 2}, "task.decay_after=2"),
+        ({"margin": -1}, "task.margin=-1"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(settings, why):
     with pytest.raises(UserError, match=why):

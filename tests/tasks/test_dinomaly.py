@@ -64,7 +64,7 @@ def test_the_loss_is_loose():
     features, rebuilt = torch.randn(2, 2, 10, 4, generator=draw, dtype=torch.float32)
     f, g = features.double().numpy(), rebuilt.double().numpy()
     rebuilt.requires_grad_(True)
-    loss = loose_cosine(features, rebuilt, loose=0.8, factor=0.1)
+    loss = loose_cosine(features, rebuilt, easy_share=0.8, easy_gradient=0.1)
     loss.backward()
     flat_f, flat_g = f.reshape(2, -1), g.reshape(2, -1)
     similar = cosine(flat_f, flat_g, 1)
@@ -98,7 +98,7 @@ def test_scores_are_means_of_the_highest_pixels(backbone):
 
 def test_a_first_step_is_adamw_of_the_mean_over_groups_behind_dropout(backbone):
     """AdamW's first step is ``-lr (decay w + g / (|g| + eps))``, and dropout stands before, between and behind."""
-    task = make(backbone, dropout=0.3, loose=0.0, learning_rate=1e-3, weight_decay=0.1).train()
+    task = make(backbone, dropout=0.3, easy_share=0.0, learning_rate=1e-3, weight_decay=0.1).train()
     batch = images()
     layers = torch.stack([layer.flatten(2).mT for layer in backbone(batch["image"])])
     torch.manual_seed(5)

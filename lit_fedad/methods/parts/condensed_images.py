@@ -37,8 +37,8 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
     senders = {client: message for client, message in messages.items() if len(message[IMAGES])}
     if not senders:
         raise UserError(
-            "no client owns a class: each has fewer than method.client.least images of every one; lower it, or deal"
-            " images to fewer clients"
+            "no client owns a class: each has fewer than method.client.min_class_images images of every one; lower it,"
+            " or deal images to fewer clients"
         )
     first, *others = senders
     shape = senders[first][IMAGES].shape[1:]

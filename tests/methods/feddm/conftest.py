@@ -24,8 +24,8 @@ def feddm(federate, data):
             "init": "real",
             "mean": MEAN,
             "std": STD,
-            "least": 2,
-            "minimum": 3,
+            "min_class_images": 2,
+            "min_synthetic": 3,
         } | (client or {})
         server = {"training": CondensedTraining(2, 4)} | (server or {})
         settings = {"task": make(), "data": data, "rounds": 2, **settings}

@@ -94,7 +94,7 @@ def test_the_disturbance_has_norm_rho_and_is_anew_each_step(data, exactly):
 
 
 def test_without_steps_the_start_is_sent(data):
-    client = client_of(init="noise", minimum=3)
+    client = client_of(init="noise", min_synthetic=3)
     client.context = Context(0, 1, 0)
     assert client.condense(data[0], FABRIC) == {}
     noise = torch.randn(6, 3, 8, 8, generator=Context(0, 1, 0).generator("condensation"))
@@ -104,7 +104,7 @@ def test_without_steps_the_start_is_sent(data):
 
 @pytest.mark.parametrize(("minimum", "distinct"), [(2, 4), (7, 3 + 5)])
 def test_real_images_are_a_start_each_once_while_there_are_enough(data, minimum, distinct):
-    client = client_of(init="real", minimum=minimum)
+    client = client_of(init="real", min_synthetic=minimum)
     client.context = Context(0, 1, 0)
     client.condense(data[0], FABRIC)
     message = client.send(data[0])

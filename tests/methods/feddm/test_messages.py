@@ -42,7 +42,7 @@ def test_images_and_a_few_labels_are_all_that_is_counted(feddm, tap):
 )
 def test_a_class_gets_a_share_of_its_images_but_no_fewer_than_the_minimum(data, share, minimum, counts):
     """Of the two classes owned, three and five images."""
-    client = client_of(share=share, minimum=minimum)
+    client = client_of(share=share, min_synthetic=minimum)
     client.context = Context(0, 1, 0)
     client.condense(data[0], FABRIC)
     message = client.send(data[0])
@@ -64,7 +64,7 @@ def test_a_class_gets_a_share_of_its_images_but_no_fewer_than_the_minimum(data, 
 )
 def test_the_papers_data_sets_take_these_mebibytes(images, values, share, mebibytes):
     """As many images as a client would send of one class, of one pixel each to be quick; a value is a byte."""
-    client = client_of(share=share, minimum=0, mean=[0.5], std=[0.5])
+    client = client_of(share=share, min_synthetic=0, mean=[0.5], std=[0.5])
     client.context = Context(0, 1, 0)
     everything = {
         "image": torch.zeros(images, 1, 1, 1),

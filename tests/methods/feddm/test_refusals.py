@@ -28,8 +28,8 @@ def test_a_client_that_owns_no_class_sends_nothing_and_the_others_go_on(feddm, d
 
 
 def test_clients_that_own_nothing_at_all_end_the_run(feddm):
-    with refusal(r"no client owns a class.*method\.client\.least"):
-        feddm(client={"least": 100})
+    with refusal(r"no client owns a class.*method\.client\.min_class_images"):
+        feddm(client={"min_class_images": 100})
 
 
 def test_where_others_are_not_sampled_yet_a_first_round_without_images_changes_nothing():
@@ -49,7 +49,7 @@ def test_a_class_that_nobody_owns_is_named_once(feddm, data):
     federation = feddm(data={0: data[0]})
     [line], after = (report.warnings for report in federation.history)
     assert "class 2" in line
-    assert "method.client.least" in line
+    assert "method.client.min_class_images" in line
     assert after == []
     assert feddm().history[0].warnings == []
 

@@ -20,7 +20,7 @@ def client_of(round: int = 1, **settings) -> FedVCKClient:
 
 def test_images_go_on_where_they_ended():
     """Not clipped: the state is what the optimiser left."""
-    client = client_of(go_on=True)
+    client = client_of(continue_images=True)
     client.condense(loader(LABELS), FABRIC)
     ended = client.synthetic.clone()
     starts = []
@@ -31,7 +31,7 @@ def test_images_go_on_where_they_ended():
     assert torch.equal(starts[0], ended)
     client.condense(loader([0, 0, 0]), FABRIC)  # other classes: from noise
     assert starts[1].shape != ended.shape
-    client.go_on = False
+    client.continue_images = False
     client.condense(loader([0, 0, 0]), FABRIC)
     assert torch.equal(starts[2], starts[1])  # the same draw of noise, and not where the images had ended
     assert not torch.equal(starts[2], client.synthetic)
@@ -63,7 +63,7 @@ def test_each_client_s_first_model_is_its_own_and_the_previous_one_of_round_two(
 
 @pytest.mark.parametrize("falling", [True, False])
 def test_the_contrast_falls_over_the_run(falling):
-    server = FedVCKServer(client_of(), **{**SERVER, "contrast": 0.5, "falling": falling})
+    server = FedVCKServer(client_of(), **{**SERVER, "contrast": 0.5, "decay_contrast": falling})
     server.fabric = FABRIC
     weights = []
     for number in (1, 2, 3):
