@@ -75,7 +75,7 @@ class StatisticsCheck:
     Attributes:
         max_mean_shift: Largest difference of a client's means from the medians, in deviations.
         max_deviation_ratio: Largest factor by which its deviations may differ from the medians.
-        malicious_share: Share of clients that may be left out, at least one client. If more lie far out, nothing tells
+        malicious_share: Share of clients that may be left out, at least one client. If more are outliers, nothing tells
             which of them are honest, and all are kept.
     """
 
@@ -106,12 +106,14 @@ class StatisticsCheck:
         far = {}
         for client, shift, ratio in zip(judged, shifts.tolist(), ratios.tolist(), strict=True):
             if shift > self.max_mean_shift:
-                far[client] = f"lies far out: its channels' means are {shift:.3g} deviations off"
+                far[client] = f"is an outlier: its channels' means are {shift:.3g} standard deviations off"
             elif ratio > self.max_deviation_ratio:
-                far[client] = f"lies far out: its channels' deviations differ by a factor of {ratio:.3g}"
+                far[client] = (
+                    f"is an outlier: its channels' standard deviations differ by a factor of {ratio:.3g}"
+                )
         if len(far) > tolerated(self.malicious_share, len(judged)):
             return dict(updates), [
-                (client, f"{line}; too many do to leave them out") for client, line in far.items()
+                (client, f"{line}; kept, as too many clients are outliers") for client, line in far.items()
             ]
         kept = {client: update for client, update in updates.items() if client not in far}
         return kept, [(client, f"{line}; left out") for client, line in far.items()]

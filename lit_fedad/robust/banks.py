@@ -126,7 +126,7 @@ class BankSupport:
         finite = {client: median for client, median in medians.items() if math.isfinite(median)}
         far = standing_out(finite, limit, tolerated(self.malicious_share, len(finite)))
         lines = {
-            client: f"lies far out: half of its vectors are at least {median:.3g} times as far from all others'"
+            client: f"is an outlier: half of its vectors are at least {median:.3g} times as far from all others'"
             f" as those are from each other (limit {limit:g})"
             for client, median in finite.items()
             if median > limit
@@ -143,14 +143,14 @@ class BankSupport:
             if client in far:
                 continue
             stays = distances[client] <= vector_limit
-            # Single vectors of a client that is kept although it lies far out cannot be judged either.
+            # Single vectors of a client that is kept although it is an outlier cannot be judged either.
             if stays.all() or client in lines or client not in finite:
                 kept[client] = update
                 continue
             kept[client] = _without_vectors(update, stays, spec, name)
             lost = float(masses[client][~stays].sum() / masses[client].sum())
             if lost >= NAMED:
-                remarks.append((client, f"lies far out in {lost:.1%} of what it holds, which is left out"))
+                remarks.append((client, f"has outliers: {lost:.1%} of its vectors, by count, are left out"))
         return kept, remarks
 
     def _distances(

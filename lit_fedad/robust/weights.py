@@ -60,10 +60,10 @@ def _parts(names: Sequence[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class WeightRule(ABC):
-    """A rule for weights, which names clients that lie far out; it does nothing with fewer than 3 clients.
+    """A rule for weights, which names clients that are outliers; it does nothing with fewer than 3 clients.
 
-    A client lies far out if its change of the weights is longer than `max_length_ratio` times the usual length for its
-    number of images (`lengths`). It also lies far out if its change points against the others (its cosine with the sum
+    A client is an outlier if its change of the weights is longer than `max_length_ratio` times the usual length for its
+    number of images (`lengths`). It also is one if its change points against the others (its cosine with the sum
     of their directions is below `min_cosine`), unless half of the clients or more do so.
 
     Attributes:
@@ -102,7 +102,7 @@ class WeightRule(ABC):
         """
 
     def name_far(self, ratios: Mapping[int, float], products: Tensor, part: str) -> list[Remark]:
-        """Returns a remark on each client that lies far out in a part of the weights.
+        """Returns a remark on each client that is an outlier in a part of the weights.
 
         `ratios` are those of `lengths`. If half of the clients or more point against the others, as clients with
         different classes do, there is no common direction, and none is named for its direction.
@@ -118,7 +118,7 @@ class WeightRule(ABC):
             elif client in opposed:
                 cosine = directions[client]
                 lines.append((client, f"it moves the {part} against the others (cosine {cosine:.2f})"))
-        return [(client, f"lies far out: {line}") for client, line in lines]
+        return [(client, f"is an outlier: {line}") for client, line in lines]
 
 
 class NormClipping(WeightRule):

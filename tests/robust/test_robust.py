@@ -72,14 +72,14 @@ def test_off_changes_nothing():
 def test_rules_apply_one_after_another():
     def without(client):
         def rule(updates, spec, previous):
-            return {c: u for c, u in updates.items() if c != client}, [(client, "lies far out")]
+            return {c: u for c, u in updates.items() if c != client}, [(client, "is an outlier")]
 
         return rule
 
     updates = {c: Update({}, 10) for c in range(3)}
     assert RobustAggregation(without(0), None, without(2))(updates, {}, {}) == (
         {1: updates[1]},
-        [(0, "lies far out"), (2, "lies far out")],
+        [(0, "is an outlier"), (2, "is an outlier")],
     )
 
 
@@ -106,7 +106,7 @@ def test_a_liar_in_a_federation_moves_the_weights_no_farther_than_allowed_and_is
         for name, entry in send(loader).items()
     }
     report = federation.run()[0]
-    assert [line for line in report.warnings if line.startswith("round 1: site south lies far out")]
+    assert [line for line in report.warnings if line.startswith("round 1: site south is an outlier")]
     # 0.75 of the way to 1, 2, 3, 5, and minus twice the median change instead of minus ten times four.
     expected = 0.75 * (1 + 2 + 3 + 5 - 2 * 3) / 5
     assert report.scalars["weight"] == pytest.approx(expected)

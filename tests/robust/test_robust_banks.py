@@ -162,7 +162,7 @@ def test_single_vectors_far_from_the_last_bank_become_copies_without_count():
     updates = {**honest(), 2: update_of(mixed)}
     kept, remarks = BankSupport(vector_limit=9.0)(updates, FIXED, {"memory": bank(9)})
     changed = kept[2].message
-    assert remarks == [(2, "lies far out in 10.0% of what it holds, which is left out")]
+    assert remarks == [(2, "has outliers: 10.0% of its vectors, by count, are left out")]
     assert changed["counts"].tolist() == [0.0] * 4 + [1.0] * 36
     rows = {tuple(row) for row in mixed[4:].tolist()}
     assert all(tuple(row) in rows for row in changed["memory"][:4].tolist())

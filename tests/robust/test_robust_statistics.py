@@ -52,7 +52,8 @@ def test_means_far_off_are_left_out_with_their_distance_in_deviations():
     assert remarks == [
         (
             3,
-            f"lies far out: its channels' means are {np.sqrt(np.square(off).mean()):.3g} deviations off; left out",
+            f"is an outlier: its channels' means are {np.sqrt(np.square(off).mean()):.3g} standard deviations off;"
+            " left out",
         )
     ]
 
@@ -69,7 +70,7 @@ def test_deviations_far_off_are_left_out_with_their_ratio(factor):
     ratios = np.maximum(deviations[1], 0.3 * usual.mean()) / usual
     far = np.exp(np.sqrt(np.square(np.log(ratios)).mean()))
     assert remarks == [
-        (1, f"lies far out: its channels' deviations differ by a factor of {far:.3g}; left out")
+        (1, f"is an outlier: its channels' standard deviations differ by a factor of {far:.3g}; left out")
     ]
 
 
