@@ -18,9 +18,15 @@ from lit_fedad.core.config import Config, compose
 from lit_fedad.core.conflicts import check_conflicts, warn_of_unread
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.core.files import absent, given_path, told_too_long, told_unwritable, undone
+from lit_fedad.core.files import (
+    absent,
+    given_path,
+    long_path_in_one_line,
+    removed_on_failure,
+    unwritable_in_one_line,
+)
 from lit_fedad.core.nested import flatten
-from lit_fedad.core.typed_words import written
+from lit_fedad.core.typed_words import as_override_value
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.layout_names import NORMAL, ZERO, bare
@@ -183,7 +189,7 @@ def _trained(config: Config, listed: _ImageList | None, quiet: bool) -> TrainedR
     # After `require`: it imports what only training needs.
     from lit_fedad.experiment.train import train as run
 
-    with told_too_long(), _written(listed, config):
+    with long_path_in_one_line(), _written(listed, config):
         result = run(config, quiet=quiet)
     return TrainedRun(RunFolder.of(config).path, result)
 
@@ -234,12 +240,12 @@ def _written(listed: _ImageList | None, config: Config) -> Iterator[None]:
         return
     file, text = listed
     made = absent(file)
-    with told_unwritable(file, within=True):
+    with unwritable_in_one_line(file, within=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
     begun = RunFolder.of(config).path / "config.yaml"
     # A run of another list has no use for this one.
-    with undone(made, unless=None if begun.exists() else begun):
+    with removed_on_failure(made, unless=None if begun.exists() else begun):
         yield
 
 
@@ -301,7 +307,7 @@ def _value(key: str, value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value):
         return value
     try:
-        return written(os.fspath(value) if isinstance(value, os.PathLike) else value)
+        return as_override_value(os.fspath(value) if isinstance(value, os.PathLike) else value)
     except TypeError:
         raise UserError(
             f"{key}: give a number, a text, a list or a section, not {type(value).__name__}"

@@ -78,7 +78,7 @@ class Command(NamedTuple):
         raise UserError(f"the {name} command is: {', '.join(f'{name} {word}' for word in self.forms)}")
 
 
-def only(*form: str, continues: bool = False, extra: str | None = None) -> Command:
+def one_form(*form: str, continues: bool = False, extra: str | None = None) -> Command:
     """Makes a command of one form, from the fields of `Form`."""
     return Command({"": Form(*form)}, continues, extra)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from lit_fedad import __version__
-from lit_fedad.cli.help import Command, Form, command_help, only, overview
+from lit_fedad.cli.help import Command, Form, command_help, one_form, overview
 from lit_fedad.core.errors import UserError, is_out_of_memory
 from lit_fedad.core.extras import extra_of, install, require
 from lit_fedad.core.files import is_disk_full
@@ -185,24 +185,24 @@ _OVERRIDES = "[any.key=value ...]"
 
 # Functions are imported when they are called: the list of commands must not wait for Lightning.
 COMMANDS = {
-    "train": only(
+    "train": one_form(
         "cli.train.train",
         "method=federated_bank data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
         _OVERRIDES,
         continues=True,
     ),
-    "evaluate": only("deployment.predict.evaluate", "run=outputs/first data.root=/data/mvtec"),
-    "predict": only("deployment.predict.predict", "run=outputs/first images=photos"),
-    "watch": only("deployment.watch.watch", "run=outputs/first images=camera", continues=True),
-    "update": only(
+    "evaluate": one_form("deployment.predict.evaluate", "run=outputs/first data.root=/data/mvtec"),
+    "predict": one_form("deployment.predict.predict", "run=outputs/first images=photos"),
+    "watch": one_form("deployment.watch.watch", "run=outputs/first images=camera", continues=True),
+    "update": one_form(
         "deployment.update.update", "run=outputs/first images=normal client=0 product=bottle", extra="train"
     ),
-    "export": only("deployment.export.export", "run=outputs/first format=onnx"),
-    "register": only(
+    "export": one_form("deployment.export.export", "run=outputs/first format=onnx"),
+    "register": one_form(
         "deployment.exported.register", "run=outputs/first name=bottles alias=line_1", extra="train"
     ),
-    "serve": only("deployment.serving.serve", "run=outputs/first port=8080", extra="serve"),
-    "ui": only("deployment.ui.command.ui", "run=outputs/first", extra="ui"),
+    "serve": one_form("deployment.serving.serve", "run=outputs/first port=8080", extra="serve"),
+    "ui": one_form("deployment.ui.command.ui", "run=outputs/first", extra="ui"),
     "report": Command(
         {
             "": Form("papers.page.report_runs", "experiment=textures out=reports/textures"),
@@ -225,7 +225,7 @@ COMMANDS = {
         continues=True,
         extra="train",
     ),
-    "sweep": only(
+    "sweep": one_form(
         "sweep.command.sweep", "study=feddymem_th n_trials=20", _OVERRIDES, continues=True, extra="train"
     ),
     "federation": Command(
@@ -260,8 +260,8 @@ COMMANDS = {
         continues=True,
         extra="flower",
     ),
-    "sync": only("cli.train.sync", "run=outputs/first"),
-    "options": only("cli.train.list_choices", "method", "[GROUP ...]"),
+    "sync": one_form("cli.train.sync", "run=outputs/first"),
+    "options": one_form("cli.train.list_choices", "method", "[GROUP ...]"),
     "data": Command(
         {
             "list": Form("cli.data.list_data", "list"),
@@ -273,6 +273,6 @@ COMMANDS = {
             "init": Form("cli.data.init_data", "init photos", "DIR"),
         },
     ),
-    "completion": only("cli.completion.completion", "shell=bash"),
-    "doctor": only("cli.doctor.doctor", ""),
+    "completion": one_form("cli.completion.completion", "shell=bash"),
+    "doctor": one_form("cli.doctor.doctor", ""),
 }

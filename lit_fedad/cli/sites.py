@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import section_of
-from lit_fedad.core.typed_words import settled
+from lit_fedad.core.typed_words import needs_no_quotes
 from lit_fedad.report.console import Display
 
 
@@ -84,7 +84,7 @@ def init(
 def _with_absolute_folder(word: str) -> str:
     """Makes a relative folder in an override absolute, since the site's process may be started in another folder."""
     key, _, value = word.partition("=")
-    if key not in ("data.root", "cache.folder") or settled(value):
+    if key not in ("data.root", "cache.folder") or needs_no_quotes(value):
         return word
     return f"{key}={Path(value).expanduser().absolute()}"
 
@@ -151,12 +151,12 @@ def log(site: str, last: int = 40) -> None:
 
 def _entry(line: Mapping[str, object]) -> str:
     """Writes an entry of a site's log as one line."""
-    from lit_fedad.sites.messages import when
+    from lit_fedad.sites.messages import moment_in_words
 
     outcome = line.get("told") or "nothing of images"
     if line.get("verdict") != "answered":
         outcome = f"REFUSED: {line.get('why')}"
-    place = when(line.get("round"), line.get("asked"))
+    place = moment_in_words(line.get("round"), line.get("asked"))
     return (
         f"{line.get('entry')}  {line.get('time')}  {line.get('by')}  run {line.get('run', '-')}"
         f"  {place}: {line.get('asked')}, {line.get('bytes_in')} bytes in,"

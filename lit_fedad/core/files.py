@@ -50,7 +50,7 @@ def absent(path: Path) -> list[Path]:
 
 
 @contextmanager
-def undone(made: Iterable[Path], unless: Path | None) -> Iterator[None]:
+def removed_on_failure(made: Iterable[Path], unless: Path | None) -> Iterator[None]:
     """Removes files and folders that a block has created, if the block fails.
 
     Args:
@@ -80,7 +80,7 @@ def write_secret(path: Path, content: bytes) -> None:
             file.write(content)
 
 
-def appended(path: Path) -> TextIO:
+def open_to_append(path: Path) -> TextIO:
     """Opens a text file to append to it; links are not followed.
 
     Raises:
@@ -164,7 +164,7 @@ def given_path(key: str, path: object) -> Path:
         raise UserError(f"{key}: give a path, not {repr(path) if path == '' else type(path).__name__}")
     try:
         expanded = Path(path).expanduser()
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError), told_too_long():
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError), long_path_in_one_line():
             expanded.lstat()
     except (ValueError, RuntimeError) as error:  # a zero byte, or a user that does not exist
         raise UserError(f"{key}: is no path ({error})") from None
@@ -172,7 +172,7 @@ def given_path(key: str, path: object) -> Path:
 
 
 @contextmanager
-def told_too_long() -> Iterator[None]:
+def long_path_in_one_line() -> Iterator[None]:
     """Turns the error of a path that is too long for the file system into one line.
 
     Raises:
@@ -187,7 +187,7 @@ def told_too_long() -> Iterator[None]:
 
 
 @contextmanager
-def told_unwritable(place: Path | str, within: bool = False) -> Iterator[None]:
+def unwritable_in_one_line(place: Path | str, within: bool = False) -> Iterator[None]:
     """Turns the error of a block that cannot write into one line.
 
     Args:
@@ -205,7 +205,7 @@ def told_unwritable(place: Path | str, within: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def told_forbidden(path: Path) -> Iterator[None]:
+def forbidden_in_one_line(path: Path) -> Iterator[None]:
     """Turns the error of a file that this account may not read into one line.
 
     Without it the file would be reported as damaged, with the advice to remove it or write it again.
@@ -232,7 +232,7 @@ def given_bytes(path: Path, max_bytes: int = LARGEST_TEXT) -> bytes:
         UserError: If it is no regular file, or larger, or this account may not read it.
         OSError: If it cannot be read for another reason.
     """
-    with told_forbidden(path):
+    with forbidden_in_one_line(path):
         check_regular(path)
         if (size := path.stat().st_size) > max_bytes:
             raise UserError(f"{path}: has {size} bytes, more than any file of its kind")

@@ -51,7 +51,7 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].replace("/", ".")
 
 
-def overruled(overrides: Sequence[str]) -> dict[str, str]:
+def overridden_twice(overrides: Sequence[str]) -> dict[str, str]:
     """Finds overrides whose key a later override sets to another value; returns the last override for each of them.
 
     Example:
@@ -88,7 +88,7 @@ def bind(function: Callable[..., Any], words: Sequence[str], command: str, **giv
         >>> bind(attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")()
         outputs/a 10 {'data.root': '/images'}
     """
-    for earlier, later in overruled(words).items():
+    for earlier, later in overridden_twice(words).items():
         warnings.warn(f"{earlier} has no effect: {later} is given after it", stacklevel=1)
     hints = typing.get_type_hints(function)
     given = {key: value for key, value in given.items() if key in hints}

@@ -6,7 +6,7 @@ SAME_S = 0.5
 """Largest difference in seconds between two readings of the same start time: that of the machine is imprecise."""
 
 
-def began(pid: int) -> float:
+def start_time(pid: int) -> float:
     """Returns the seconds from the start of the machine to that of a process; setting the clock does not change them.
 
     Args:
@@ -19,9 +19,9 @@ def began(pid: int) -> float:
 
 
 def is_same(pid: int, since: float) -> bool:
-    """Returns whether a process started at a time that `began` returned earlier.
+    """Returns whether a process started at a time that `start_time` returned earlier.
 
     Raises:
         psutil.NoSuchProcess: If there is no process of this number.
     """
-    return abs(began(pid) - since) <= SAME_S
+    return abs(start_time(pid) - since) <= SAME_S

@@ -47,7 +47,7 @@ def as_typed(override: str) -> str:
         ("data.root='my data (1)'", "data.products=['10','1_0']", 'rounds=3')
     """
     key, equals, value = override.partition("=")
-    if not equals or settled(value):
+    if not equals or needs_no_quotes(value):
         return override
     section, dot, _ = key.lstrip("+").partition(".")
     leaf = key.rpartition(".")[2]
@@ -56,7 +56,7 @@ def as_typed(override: str) -> str:
             elements = [match[1] for match in _ELEMENT.finditer(value[1:-1]) if match[1]]
             if _read(override) == elements:
                 return override
-            return f"{key}=[{','.join(one if settled(one) else _quoted(one) for one in elements)}]"
+            return f"{key}=[{','.join(one if needs_no_quotes(one) else _quoted(one) for one in elements)}]"
         return override if _read(override) == value else f"{key}={_quoted(value)}"
     read = _read(override)
     if leaf in _TEXTS and (not dot or section in _SECTIONS):
@@ -73,7 +73,8 @@ def as_list(names: Iterable[str]) -> str:
         "[good,'ok, but old']"
     """
     named = (
-        _quoted(name) if "," in name or name != name.strip() or settled(name) else name for name in names
+        _quoted(name) if "," in name or name != name.strip() or needs_no_quotes(name) else name
+        for name in names
     )
     return f"[{','.join(named)}]"
 
@@ -84,7 +85,7 @@ def advice(override: str) -> str:
     return f'give "{key}={_quoted(value)}" to take it as typed'
 
 
-def written(value: object) -> str:
+def as_override_value(value: object) -> str:
     r"""Formats a value as in an override; in its quoted strings, a single backslash is a backslash.
 
     Raises:
@@ -98,15 +99,15 @@ def written(value: object) -> str:
         case str():
             return QuotedString(value, Quote.double).with_quotes()
         case Mapping():
-            return "{" + ",".join(f"{key}:{written(one)}" for key, one in value.items()) + "}"
+            return "{" + ",".join(f"{key}:{as_override_value(one)}" for key, one in value.items()) + "}"
         case list() | tuple():
-            return "[" + ",".join(map(written, value)) + "]"
+            return "[" + ",".join(map(as_override_value, value)) + "]"
         case float():
             return repr(float(value))  # Hydra would read JSON's word for infinity as a string
     return json.dumps(value)
 
 
-def settled(value: str) -> bool:
+def needs_no_quotes(value: str) -> bool:
     """Returns whether a value needs no quotes, because it is quoted, empty, ``null`` or interpolated."""
     return value in ("", "null", "???") or value[0] in "'\"" or "${" in value
 

@@ -24,7 +24,7 @@ from lit_fedad.data.image_files import (
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import file_names, label_column, matches
 from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare, masked_name
-from lit_fedad.data.marker_files import TABLES, published, refuse_foreign, refuse_tables, refuse_texts
+from lit_fedad.data.marker_files import TABLES, published_set, refuse_foreign, refuse_tables, refuse_texts
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.sample import ImageSet
@@ -156,7 +156,7 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
 
 def _published(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """Recognises a public set as downloaded."""
-    seen_and_data = published(root)
+    seen_and_data = published_set(root)
     return Layout(*seen_and_data, root) if seen_and_data else None
 
 

@@ -60,7 +60,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
 
 
 @contextmanager
-def told_unusable(folder: Path) -> Iterator[None]:
+def unusable_in_one_line(folder: Path) -> Iterator[None]:
     """Turns what the disk refuses in a block that uses a folder of features into one line.
 
     Raises:
@@ -210,7 +210,7 @@ class FeatureCache:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Locks the folder against other processes; what the disk refuses meanwhile becomes a `UserError`."""
-        with told_unusable(self.folder):
+        with unusable_in_one_line(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock")
             try:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import given_bytes, told_too_long
+from lit_fedad.core.files import given_bytes, long_path_in_one_line
 
 _MAX_BYTES = 1 << 31  # of a list of images or regions: those of COCO have 450 million bytes
 _MAX_DEFLATE_RATIO = 1032  # unpacked by packed bytes, of the compression of .npz files
@@ -125,7 +125,7 @@ def require_files(files: Sequence[Path], source: Path, advice: str) -> None:
     Raises:
         UserError: One is missing, or its name is too long for a path.
     """
-    with told_too_long():
+    with long_path_in_one_line():
         missing = [path for path in files if not path.is_file()]
     if missing:
         raise UserError(

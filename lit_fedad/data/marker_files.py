@@ -39,7 +39,7 @@ _TEXTS = (".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml")
 _MAX_TEXT = 1 << 20  # characters of a text file that are searched
 
 
-def published(root: Path) -> tuple[str, str] | None:
+def published_set(root: Path) -> tuple[str, str] | None:
     """Recognises a public set by the files in its folder.
 
     Args:

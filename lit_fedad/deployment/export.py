@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, told_unwritable
+from lit_fedad.core.files import atomic, unwritable_in_one_line
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.exported import SHEET, write_sheet
@@ -223,7 +223,10 @@ def export(
     detector = Detector(opened.client, transform, rules.get(number))
     program = trace(detector, transform)
     # Two calls at once would write into one another's drafts.
-    with told_unwritable(destination, within=True), locked(destination, advice="" if out else ELSEWHERE):
+    with (
+        unwritable_in_one_line(destination, within=True),
+        locked(destination, advice="" if out else ELSEWHERE),
+    ):
         batches = chain(
             ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
             ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import told_unwritable
+from lit_fedad.core.files import unwritable_in_one_line
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.ui.reading import RunView, false_alarm_rate
 from lit_fedad.evaluation.decisions import RATES
@@ -50,7 +50,7 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     config = folder.config()
     config["evaluation"]["alpha"] = alpha
     last = {name: value for name, value in result["last"].items() if name not in RATES}
-    with told_unwritable(home.path), home.new_version() as (number, version):
+    with unwritable_in_one_line(home.path), home.new_version() as (number, version):
         claim(version.path, config)
         for name in _COPIED:
             for path in filter(Path.is_file, [folder.path / name, *folder.path.glob(f"{name}/**/*")]):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended, told_unwritable
+from lit_fedad.core.files import open_to_append, unwritable_in_one_line
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.image_files import SOME, LeftOut, find_images, image_suffixes
 from lit_fedad.data.pictures import read_picture
@@ -134,7 +134,7 @@ def predict(
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     with (
-        told_unwritable(destination, within=True),
+        unwritable_in_one_line(destination, within=True),
         # Of two calls at the same time, one would write to a file that the other has removed.
         locked(destination, advice="" if out else ELSEWHERE),
         _opened_table(scores) as file,
@@ -163,7 +163,7 @@ def predict(
 def _opened_table(table: Path) -> TextIO:
     """Opens a table for writing, in place of that of an earlier call."""
     table.unlink(missing_ok=True)
-    return appended(table)
+    return open_to_append(table)
 
 
 def score_cells(image: Scored, rule: DecisionRule) -> dict[str, str]:

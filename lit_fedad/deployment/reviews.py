@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import appended, stored_bytes, told_unwritable
+from lit_fedad.core.files import open_to_append, stored_bytes, unwritable_in_one_line
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import written_rows
 from lit_fedad.federation.chained_log import TIME
@@ -50,9 +50,9 @@ def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
         "run": run,
         "time": time.strftime(TIME, time.gmtime()),
     }
-    with told_unwritable(file):
+    with unwritable_in_one_line(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with appended(file) as out:
+        with open_to_append(file) as out:
             fcntl.flock(out, fcntl.LOCK_EX)  # two browsers may begin the file at once
             columns, is_complete = _columns(file)
             out.seek(0, os.SEEK_END)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended, atomic, stored_bytes, stored_text, told_unwritable
+from lit_fedad.core.files import atomic, open_to_append, stored_bytes, stored_text, unwritable_in_one_line
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import csv_cell, printable
 
@@ -85,7 +85,7 @@ class WatchLog:
         Raises:
             UserError: If it cannot be written.
         """
-        with told_unwritable(self.folder), atomic(self.folder / "watch.json", durable=True) as partial:
+        with unwritable_in_one_line(self.folder), atomic(self.folder / "watch.json", durable=True) as partial:
             partial.write_text(json.dumps({**self.settings, "tracked": self.tracked}, indent=1))
 
     def rows(self) -> list[dict[str, str]]:
@@ -120,7 +120,7 @@ class WatchLog:
         Raises:
             UserError: If it cannot be written.
         """
-        with told_unwritable(self.images), appended(self.images) as file:
+        with unwritable_in_one_line(self.images), open_to_append(self.images) as file:
             writer = csv.DictWriter(file, COLUMNS)
             if not file.tell():
                 writer.writeheader()

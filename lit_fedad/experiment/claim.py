@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import ANEW, UserError
-from lit_fedad.core.files import absent, undone
+from lit_fedad.core.files import absent, removed_on_failure
 from lit_fedad.core.identity import identity, judgement
 from lit_fedad.experiment.run_files import (
     FILES,
@@ -104,7 +104,7 @@ def begun(folder: Path, config: Config) -> Iterator[None]:
     """
     check_folders(folder)
     before, made = _present(folder), absent(folder / LOCK)
-    with locked(folder), undone(made, unless=folder / "config.yaml"):
+    with locked(folder), removed_on_failure(made, unless=folder / "config.yaml"):
         try:
             if before and config["fresh"]:
                 _check_own(folder)

@@ -14,7 +14,7 @@ import yaml
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import ANEW, RESTORE, UserError, one_line
-from lit_fedad.core.files import atomic, stored_bytes, stored_text, told_unwritable
+from lit_fedad.core.files import atomic, stored_bytes, stored_text, unwritable_in_one_line
 from lit_fedad.core.plain_values import plain_json, plain_yaml
 from lit_fedad.core.text import redact, redacted
 
@@ -190,7 +190,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     Raises:
         UserError: If it cannot be written.
     """
-    with told_unwritable(folder / name):
+    with unwritable_in_one_line(folder / name):
         folder.mkdir(parents=True, exist_ok=True)
         if name in _LISTED:
             _announce(folder, name, text.encode())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes, told_unwritable
+from lit_fedad.core.files import given_bytes, unwritable_in_one_line
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 """Format of a line's time, which is in UTC."""
@@ -68,7 +68,7 @@ class ChainedLog:
             UserError: If an earlier line was changed, or the file cannot be written.
         """
         self.entries()  # refuses a pipe in place of the file, which would block when it is opened
-        with told_unwritable(self.file):
+        with unwritable_in_one_line(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
             with os.fdopen(handle, "ab") as file:

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import ANEW, RESTORE, UserError, first_sentence
-from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, stored_text, sync, told_forbidden
+from lit_fedad.core.files import (
+    check_stored,
+    check_unpacked,
+    forbidden_in_one_line,
+    link,
+    sha256,
+    stored_text,
+    sync,
+)
 from lit_fedad.core.plain_values import check_unfolded, plain_json
 from lit_fedad.federation.round_report import RoundReport
 
@@ -56,7 +64,7 @@ def read_state(path: Path, digest: str | None = None, advice: str = RESTORE) -> 
     """
     try:
         check_stored(path)
-        with told_forbidden(path):
+        with forbidden_in_one_line(path):
             check_unpacked(path)
         if digest is not None and sha256(path) != digest:
             raise UserError(f"{path}: changed since it was written; {advice}")

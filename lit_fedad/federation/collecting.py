@@ -160,7 +160,7 @@ class Collecting:
         """
         failed: dict[int, str] = {}
         # Only the first process has the reports of the rounds that this command has run.
-        for round, missed in self.fabric.broadcast(behind(exchanges, holders, history)).items():
+        for round, missed in self.fabric.broadcast(clients_behind(exchanges, holders, history)).items():
             late = [client for client in missed if client not in failed]
             if not late:
                 continue
@@ -180,7 +180,7 @@ class Collecting:
         return failed
 
 
-def behind(
+def clients_behind(
     exchanges: Exchanges, holders: Sequence[int], history: Sequence[RoundReport]
 ) -> dict[int, list[int]]:
     """Lists the holders of images that must still catch up with exchanges before round 1.

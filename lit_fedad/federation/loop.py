@@ -21,7 +21,7 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
-from lit_fedad.federation.collecting import Collecting, Sender, Turn, behind
+from lit_fedad.federation.collecting import Collecting, Sender, Turn, clients_behind
 from lit_fedad.federation.evaluator import ClientQuery, Evaluator, LocalQuery
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, on_first, shard
@@ -271,7 +271,7 @@ class Federation:
         if self.fabric.is_global_zero:
             self.checkpoints.remove_older()
         if round > 0 and self.joinable:
-            late = set[int]().union(*behind(self.exchanges, self.holders, self.history).values())
+            late = set[int]().union(*clients_behind(self.exchanges, self.holders, self.history).values())
             self.clients = [client for client in self.holders if client not in late]
         else:
             for report in self.history:

@@ -47,7 +47,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.core.files import told_forbidden
+from lit_fedad.core.files import forbidden_in_one_line
 from lit_fedad.flower.keys import CLOCK, read_private_key
 from lit_fedad.flower.messages import OVERHEAD, TooLongError, in_record, limited, unpacked_size, wrapped
 from lit_fedad.sites.site import Site
@@ -159,7 +159,7 @@ def answer_requests(address: str, folder: Path, site: Site, note: Callable[[str]
     """
     authority = folder / "ca.crt"
     try:
-        with told_forbidden(authority):
+        with forbidden_in_one_line(authority):
             if not authority.is_file():
                 raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
             ssl.create_default_context(cafile=authority)

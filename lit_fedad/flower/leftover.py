@@ -15,7 +15,7 @@ import psutil
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.core.plain_values import plain_json
-from lit_fedad.core.processes import began, is_same
+from lit_fedad.core.processes import is_same, start_time
 
 MARK = "LIT_FEDAD_COORDINATOR"
 """Environment variable that holds the coordinator's folder; all processes that a coordinator starts inherit it."""
@@ -28,7 +28,7 @@ _CLOCK_S = 60.0
 
 def remember(folder: Path, pid: int) -> None:
     """Writes down the first process of a session that was just started, for `end_leftover`."""
-    leader = {"pid": pid, "began": began(pid), "booted": psutil.boot_time()}
+    leader = {"pid": pid, "began": start_time(pid), "booted": psutil.boot_time()}
     with atomic(folder / _FILE) as partial:
         partial.write_text(json.dumps(leader))
 

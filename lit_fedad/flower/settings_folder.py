@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import atomic, given_bytes, told_unwritable
+from lit_fedad.core.files import atomic, given_bytes, unwritable_in_one_line
 from lit_fedad.core.plain_values import plain_yaml
 
 NAME = re.compile(r"\w[\w-]{0,63}")
@@ -115,7 +115,7 @@ class SettingsFolder:
             self.check()
             if self.file.exists():
                 raise UserError(f"{self.path}: holds a {self.holds} already; give another out=DIR")
-        with told_unwritable(self.path, within=True):
+        with unwritable_in_one_line(self.path, within=True):
             yield
             if new:
                 content = {name: value for name, value in (asdict(self) | more).items() if name != "path"}

@@ -18,7 +18,7 @@ import torch
 from lit_fedad.core.bounds import above
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes, told_forbidden
+from lit_fedad.core.files import forbidden_in_one_line, given_bytes
 from lit_fedad.core.options import section_of
 from lit_fedad.experiment.claim import locked
 from lit_fedad.federation.chained_log import TIME, ChainedLog
@@ -74,7 +74,7 @@ class SiteFolder(SettingsFolder):
         """
         folder = cls(path.absolute(), **given)
         with folder.writing(new=True, policy=Policy.read(folder.policy).content):
-            with told_forbidden(authority):
+            with forbidden_in_one_line(authority):
                 if not authority.is_file():
                     raise UserError(
                         f"ca={authority}: no such file; the coordinator's operator gives it to you"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import (
     chunks,
-    middle,
+    mean_of_middle_half,
     nearest,
     neighbour_distances,
     squared_distances,
@@ -162,7 +162,7 @@ def _accept(
 ) -> Tensor:
     """Selects the proposals that become seeds, in order; the first always does."""
     rows = points[proposals].to(working_dtype(points))
-    rows = rows - middle(rows)
+    rows = rows - mean_of_middle_half(rows)
     squares = squared_distances(rows, rows, rows.square().sum(1)).double()
     table = squares.masked_fill_(proposals[:, None] == proposals, 0).cpu().numpy()
     draws = torch.rand(len(rows), generator=generator, dtype=torch.float64, device=generator.device)

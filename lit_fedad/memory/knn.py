@@ -34,8 +34,8 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
 
     Temporaries for the queries take at most `CHUNK_BYTES`, and a centred copy of the bank is made beside them. The
     distance to a slot equal to the query is exactly 0. Only slots whose squared distances differ by less than the
-    rounding of the matrix product (about ``1e-7 |q - c|^2`` in single precision, with c the `middle` of the bank) may
-    be mistaken for each other. Autocast has no effect here.
+    rounding of the matrix product (about ``1e-7 |q - c|^2`` in single precision, with c the `mean_of_middle_half` of
+    the bank) may be mistaken for each other. Autocast has no effect here.
 
     Args:
         queries: Rows ``[n, channels]``, any floating type; half precision is converted to single.
@@ -62,7 +62,7 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
         raise ValueError(f"k={k} neighbours asked of a bank of {len(bank)} slots: choose 1 to {len(bank)}")
     dtype = working_dtype(queries, bank)
     bank = bank.to(dtype)
-    centre = middle(bank)
+    centre = mean_of_middle_half(bank)
     centred = bank - centre
     search = _faiss_search(centred, k) if _uses_faiss(backend, centred) else _torch_search(centred, k)
 
@@ -114,7 +114,7 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
     """Computes squared distances by one matrix product, with the rounding error of the expansion.
 
     Args:
-        rows: Rows ``[n, channels]``; the error is smallest if the `middle` of the data has been subtracted.
+        rows: Rows ``[n, channels]``; the error is smallest if the `mean_of_middle_half` of the data was subtracted.
         bank: Rows ``[slots, channels]``, from which the same has been subtracted.
         bank_norms: Squared norms of the bank's rows, ``[slots]``.
 
@@ -129,7 +129,7 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
     return product.add_(rows.square().sum(1, keepdim=True)).clamp_(min=0)
 
 
-def middle(rows: Tensor) -> Tensor:
+def mean_of_middle_half(rows: Tensor) -> Tensor:
     """Computes the mean of the half of the rows nearest to the mean of all; unlike that mean, it resists outliers.
 
     Args:

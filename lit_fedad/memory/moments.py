@@ -205,7 +205,9 @@ class MomentSets:
     def of_message(cls, message: Mapping[str, Tensor]) -> MomentSets:
         """Unpacks the sets from a message of `message`."""
         count = message["count"].cpu()
-        return cls(count, *(placed(message[name].cpu(), count > 0) for name in ("mean", "covariance")))
+        return cls(
+            count, *(in_filled_sets(message[name].cpu(), count > 0) for name in ("mean", "covariance"))
+        )
 
     def message(self) -> Message:
         """Returns ``count`` [n] and, in single precision, ``mean`` and ``covariance`` of sets that have a vector."""
@@ -237,7 +239,7 @@ def cached_sets(sets: int, channels: int) -> list[slice]:
     return list(chunks(sets, channels**2, _CACHED))
 
 
-def placed(rows: Tensor, filled: Tensor) -> Tensor:
+def in_filled_sets(rows: Tensor, filled: Tensor) -> Tensor:
     """Puts rows in the places of filled sets, and zeros in all others; returns the tensor itself if all are filled."""
     if filled.all():
         return rows

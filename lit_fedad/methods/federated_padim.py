@@ -28,7 +28,7 @@ from lit_fedad.methods.parts.noised_subspace import (
     ImageProducts,
     Projected,
     ProjectedSums,
-    held_frame,
+    current_frame,
     weight_of,
     whitener,
 )
@@ -185,7 +185,7 @@ class ImageCells(ProjectedSums):
     @staticmethod
     def merge(server: MomentsServer, results: Message) -> None:
         """Keeps the means of cells [cells * cells, k], in coordinates of the frame."""
-        server.moments = {**held_frame(server), "cells": results["cells"]}
+        server.moments = {**current_frame(server), "cells": results["cells"]}
 
 
 class ImageSpread(ImageProducts):

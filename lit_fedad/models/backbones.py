@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lit_fedad.core.errors import UserError, first_line, first_sentence
-from lit_fedad.core.files import check_unpacked, told_forbidden
+from lit_fedad.core.files import check_unpacked, forbidden_in_one_line
 from lit_fedad.models.backbone_parts import TransformerBlocks, dynamic_size
 from lit_fedad.models.lite import LITE, first_installed
 
@@ -331,7 +331,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             f"backbone.weights={path}: no such file; give imagenet, auto, lite0, lite2, own, random or a file"
         )
     try:
-        with told_forbidden(path):
+        with forbidden_in_one_line(path):
             if path.suffix == ".safetensors":
                 return safetensors.torch.load_file(path)
             if zipfile.is_zipfile(path):  # other files have the format of torch before version 1.6

@@ -17,7 +17,7 @@ _FIRST_SIDE = 4  # pixels along a side of the smallest map
 _INITIAL_STD = 0.02  # standard deviation of initial weights, as in DCGAN
 
 
-def canvas(image_size: int) -> int:
+def canvas_side(image_size: int) -> int:
     """Returns the smallest of 8, 16, 32, ... pixels that is no smaller than an image's side."""
     side = 2 * _FIRST_SIDE
     while side < image_size:
@@ -27,7 +27,7 @@ def canvas(image_size: int) -> int:
 
 def _widths(image_size: int, width: int, section: str) -> list[int]:
     """Returns the channels of the maps of 4, 8, ... pixels: ``width``, then half as many at each doubling."""
-    doublings = (canvas(image_size) // _FIRST_SIDE).bit_length() - 1
+    doublings = (canvas_side(image_size) // _FIRST_SIDE).bit_length() - 1
     at_least(section, 2 ** (doublings - 1), width=width)
     return [width // 2**step for step in range(doublings)]
 
@@ -130,7 +130,7 @@ class ConditionalDiscriminator(nn.Module):
     ) -> None:
         super().__init__()
         at_least("image", 1, size=image_size, channels=channels)
-        self.classes, self.padding = classes, canvas(image_size) - image_size
+        self.classes, self.padding = classes, canvas_side(image_size) - image_size
         widths = _widths(image_size, width, "method.client")[::-1]
         layers: list[nn.Module] = [
             nn.Conv2d(channels + classes, widths[0], 4, stride=2, padding=1, bias=False),

@@ -17,13 +17,13 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, stored_text, told_unwritable
+from lit_fedad.core.files import atomic, stored_text, unwritable_in_one_line
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
 from lit_fedad.experiment.build import Model, tells_products
 from lit_fedad.sites.messages import MOST_PRODUCTS, Facts, are_products
-from lit_fedad.sites.overrides import agreed
+from lit_fedad.sites.overrides import agreed_hash
 from lit_fedad.sites.remote import Sites
 from lit_fedad.sites.states import digest_of
 
@@ -117,11 +117,11 @@ ABSENT = Facts()
 """Facts that stand for a site that takes no part: it has no images."""
 
 
-def agreement(config: Config, model: Model) -> dict[str, Any]:
+def facts_to_agree(config: Config, model: Model) -> dict[str, Any]:
     """Returns the facts in which a site and the coordinator must agree, by name of a field of `Facts`."""
     return {
         "version": lit_fedad.__version__,
-        "configuration": agreed(config),
+        "configuration": agreed_hash(config),
         "backbone": model.fingerprint[:16],
         "initial": digest_of([state_of(model.client), learned_state(model.task)]),
     }
@@ -136,7 +136,7 @@ def differences(
         A line for each of these sites, by client.
     """
     first = next((site for _, site in sorted(facts.items()) if site.size), ABSENT)
-    here = Facts(**agreement(config, model), anomalies=first.anomalies, form=first.form)
+    here = Facts(**facts_to_agree(config, model), anomalies=first.anomalies, form=first.form)
     lines = {
         client: _difference(site, here, config["rounds"], model.provenance)
         for client, site in sorted(facts.items())
@@ -296,7 +296,7 @@ def _doubts(
 
 def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]) -> None:
     content = {names[client]: {"client": client, **asdict(site)} for client, site in sorted(facts.items())}
-    with told_unwritable(file), atomic(file) as partial:
+    with unwritable_in_one_line(file), atomic(file) as partial:
         partial.write_text(json.dumps({"products": list(products), "sites": content}, indent=1))
 
 

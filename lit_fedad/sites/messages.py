@@ -278,7 +278,7 @@ def are_products(names: Collection[str]) -> bool:
     )
 
 
-def when(round: object, asked: object) -> str:
+def moment_in_words(round: object, asked: object) -> str:
     """Returns in words when in a run a request comes, by its round and its kind or question.
 
     A question after a round comes with the message and the number of the next. The steps of a secure sum name no round.

@@ -13,7 +13,7 @@ from lit_fedad.contracts.disclosure import Disclosure
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, told_forbidden
+from lit_fedad.core.files import atomic, forbidden_in_one_line
 from lit_fedad.core.nested import flatten, hash_of
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.channel import LARGEST_BLOB
@@ -87,7 +87,7 @@ class Offer:
             UserError: If the file holds no offer.
         """
         try:
-            with told_forbidden(file):
+            with forbidden_in_one_line(file):
                 whole = file.is_file() and file.stat().st_size <= _LONGEST
                 content = json.loads(file.read_text()) if whole else None
             if not isinstance(content, dict) or set(content) != {"overrides", "classes"}:

@@ -210,7 +210,7 @@ def of_one_client(overrides: Sequence[str]) -> bool:
     return locate(compose(method)["partition"]["_target_"]) is Pooled
 
 
-def agreed(config: Config) -> str:
+def agreed_hash(config: Config) -> str:
     """Computes the hash of the settings that all machines of a federation must have in common."""
     shared = {
         "calibration": {**config["calibration"], "group": None},

@@ -33,10 +33,10 @@ from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims, TrainingImages
-from lit_fedad.sites.enrolment import agreement
+from lit_fedad.sites.enrolment import facts_to_agree
 from lit_fedad.sites.messages import LONGEST_SHARES, Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
-from lit_fedad.sites.overrides import agreed
+from lit_fedad.sites.overrides import agreed_hash
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import LOSS, SiteSettings, not_allowed
 from lit_fedad.sites.site_files import SiteDetector, SiteReport
@@ -78,7 +78,7 @@ class Session:
         self.fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         self.part = part = SitePart(config, settings, number, request.classes, request.products)
         self.config, model = part.config, part.model
-        self.facts = replace(part.facts, torch=torch.__version__, **agreement(config, model))
+        self.facts = replace(part.facts, torch=torch.__version__, **facts_to_agree(config, model))
         self.digest = data_digest(part.images, part.partition, hashes_file(self.config))
         self.states = States(
             settings.folder / "states" / request.run,
@@ -106,7 +106,7 @@ class Session:
             return
         config, part, settings = self.config, self.part, self.settings
         self.products_known = bool(products) or not tells_products(config)
-        self.configuration = hash_of([agreed(config), part.form, self.classes, products, self.number])
+        self.configuration = hash_of([agreed_hash(config), part.form, self.classes, products, self.number])
         if self.products_known:
             self.claims.check_run(self.run, self.configuration)
         part.tell_apart(products)

@@ -14,7 +14,7 @@ from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.local_transport import cause_of
 from lit_fedad.privacy.ledger import BudgetError
 from lit_fedad.report.console import Display
-from lit_fedad.sites.messages import LONGEST_START, Reply, Request, when
+from lit_fedad.sites.messages import LONGEST_START, Reply, Request, moment_in_words
 from lit_fedad.sites.offer import APPROVED, OFFERED, Offer
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.session import Session
@@ -99,7 +99,7 @@ class Site:
         except UserError as error:
             self.display.warn(str(error))
             return Reply(step=reply.step, code=Code.LOG).to_bytes()
-        place = "" if request is None else f"{when(request.round, fields['asked'])}: "
+        place = "" if request is None else f"{moment_in_words(request.round, fields['asked'])}: "
         head = f"{line['time']} entry {line['entry']}: {place}{fields['asked']}"
         if reply.code:
             self.display.warn(f"{head}, refused: {cause}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_fedad.contracts.state import detached
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, stored_text, told_unwritable
+from lit_fedad.core.files import atomic, stored_text, unwritable_in_one_line
 from lit_fedad.experiment.run_files import there
 from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import State
@@ -58,7 +58,7 @@ class States:
         Raises:
             UserError: If the folder cannot be written.
         """
-        with told_unwritable(self.folder):
+        with unwritable_in_one_line(self.folder):
             for name, expected in self.hashes.items():
                 if not (self.folder / name).exists():
                     with atomic(self.folder / name, durable=True) as partial:

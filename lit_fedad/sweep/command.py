@@ -24,11 +24,11 @@ from optuna.visualization import matplotlib as drawn
 
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, check_own, stored_text, told_unwritable
+from lit_fedad.core.files import atomic, check_own, stored_text, unwritable_in_one_line
 from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
-from lit_fedad.sweep.storage import attempts, check_trials, open_storage, standing
+from lit_fedad.sweep.storage import attempts, check_trials, last_attempts, open_storage
 from lit_fedad.sweep.worker import DEFAULT, Registry, Worker, play_trial, refuse_failures
 from lit_fedad.tracking.sender import Delivery, where_compared
 from lit_fedad.tracking.tracker import Tracker
@@ -95,7 +95,7 @@ def sweep(options: SweepOptions, overrides: Sequence[str], display: Display) -> 
 def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
     """Plays trials as a worker if ``n_trials`` is not 0, then writes and shows the study's results."""
     out, n_trials = options.folder, options.n_trials
-    with told_unwritable(f"out={out}"):
+    with unwritable_in_one_line(f"out={out}"):
         out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(check_own(out / "claim.lock"))
     with lock:
@@ -107,7 +107,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
         with lock:
             registry = Registry(out / "workers")
         study.sampler = plan.make_sampler(derive_seed(options.seed, "sampler", registry.number))
-        begun = sum(trial.state != TrialState.WAITING for trial in standing(study).values())
+        begun = sum(trial.state != TrialState.WAITING for trial in last_attempts(study).values())
         display.note(
             f"worker {registry.number} of study {study.study_name}, {begun} of {n_trials} trials begun: {out}"
         )
@@ -122,7 +122,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
         _finish(study, plan, out, display, anew=not n_trials)
     show(study, plan, display)
     display.where_next([("files", str(out)), *where_compared([out])])
-    refuse_failures([trial for trial in standing(study).values() if trial.state.is_finished()])
+    refuse_failures([trial for trial in last_attempts(study).values() if trial.state.is_finished()])
 
 
 def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: Display) -> Study:
@@ -186,7 +186,7 @@ def _begin(study: Study, plan: Plan, out: Path, display: Display) -> None:
 
 def _finish(study: Study, plan: Plan, out: Path, display: Display, anew: bool) -> None:
     """Writes tables and figures, unless another worker has written them for the same ended trials and not `anew`."""
-    trials = standing(study).values()
+    trials = last_attempts(study).values()
     ended = sum(trial.state.is_finished() for trial in trials)
     if study.user_attrs.get(_SHOWN) == ended and not anew:
         return
@@ -226,7 +226,7 @@ def _trial_tracking(study: Study, plan: Plan) -> dict[str, Any]:
 def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
     """Builds the table of trials: a row for each trial, which describes its last attempt."""
     rows = []
-    for name, trial in standing(study).items():
+    for name, trial in last_attempts(study).items():
         values = trial.values or [None] * len(plan.objectives)
         rows.append(
             {
@@ -269,7 +269,7 @@ def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
 
 def show(study: Study, plan: Plan, display: Display) -> None:
     """Prints the best trials and, to compare, the trial with the default values."""
-    trials = standing(study)
+    trials = last_attempts(study)
     states = [trial.state for trial in trials.values()]
     counts = ", ".join(
         f"{states.count(state)} {state.name.lower()}" for state in TrialState if states.count(state)

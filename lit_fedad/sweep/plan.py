@@ -25,7 +25,7 @@ from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import stored_text
 from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
-from lit_fedad.core.typed_words import written
+from lit_fedad.core.typed_words import as_override_value
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}  # keys with a `_target_`, and its module in Optuna
 
@@ -146,7 +146,7 @@ class Plan:
 
     def config(self, params: Mapping[str, Any]) -> Config:
         """Composes the configuration of a trial."""
-        return compose([*self.base, *(f"{key}={written(value)}" for key, value in params.items())])
+        return compose([*self.base, *(f"{key}={as_override_value(value)}" for key, value in params.items())])
 
     def defaults(self) -> dict[str, Any] | None:
         """Reads the base experiment's values of the searched keys; None if one lies outside the search space."""

@@ -122,7 +122,7 @@ def attempts(trial: FrozenTrial) -> list[int]:
     return [*trial.system_attrs.get("retry_history", ()), trial.number]
 
 
-def standing(study: Study) -> dict[int, FrozenTrial]:
+def last_attempts(study: Study) -> dict[int, FrozenTrial]:
     """Returns the study's trials, each as its last attempt, numbered 0, 1, 2, ... without a gap."""
     latest = {attempts(trial)[0]: trial for trial in study.get_trials(deepcopy=False)}
     return dict(enumerate(latest[number] for number in sorted(latest)))

@@ -27,7 +27,7 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import clock
 from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
-from lit_fedad.sweep.storage import GIVEN_BACK, WORKER, attempts, pass_on, standing
+from lit_fedad.sweep.storage import GIVEN_BACK, WORKER, attempts, last_attempts, pass_on
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _EXHAUSTED = "exhausted"  # attribute of the study: the sampler that has tried all values
@@ -124,7 +124,7 @@ class Worker:
                 trial = self.claim()
                 if trial is not None:
                     self.perform(trial)
-                    ended = [trial for trial in standing(self.study).values() if trial.state in _ENDED]
+                    ended = [trial for trial in last_attempts(self.study).values() if trial.state in _ENDED]
                     if len(ended) >= min(_MOST_FAILURES, self.trials):
                         refuse_failures(ended)
                 elif not self.study.get_trials(
@@ -145,7 +145,7 @@ class Worker:
         """Claims a trial that was queued again, or else the next new one; returns None if there is none left."""
         with self.lock:
             self.reap()
-            trials = standing(self.study)
+            trials = last_attempts(self.study)
             queued = any(trial.state == TrialState.WAITING for trial in trials.values())
             if not queued and (self.exhausted or len(trials) >= self.trials):
                 return None
@@ -216,13 +216,13 @@ class Worker:
             self.display.note(f"trial {name}: {results}; {self._progress()}")
 
     def _name(self, trial: FrozenTrial) -> int:
-        """Finds a trial's number in `standing`, which is the same for all of its attempts."""
+        """Finds a trial's number in `last_attempts`, which is the same for all of its attempts."""
         first = attempts(trial)[0]
-        return next(n for n, other in standing(self.study).items() if attempts(other)[0] == first)
+        return next(n for n, other in last_attempts(self.study).items() if attempts(other)[0] == first)
 
     def _progress(self) -> str:
         """Says how many trials have ended, and how long the others take by the median time of those."""
-        trials = list(standing(self.study).values())
+        trials = list(last_attempts(self.study).values())
         ended = [trial for trial in trials if trial.state in _ENDED]
         seconds = [trial.duration.total_seconds() for trial in ended if trial.duration is not None]
         workers = 1 + sum(trial.state == TrialState.RUNNING for trial in trials)

@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
-from lit_fedad.core.files import appended, atomic, stored_text
+from lit_fedad.core.files import atomic, open_to_append, stored_text
 from lit_fedad.core.text import redact, without_user
 from lit_fedad.tracking.journal import REJECTED, check_journal, complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, connect, destination, one_line, open_run, results_page
@@ -230,7 +230,7 @@ class Sender:
             run.probe()
             time.sleep(0.1 * 2**attempt)
         if not self._abandoned.is_set():
-            with appended(self._rejected) as file:
+            with open_to_append(self._rejected) as file:
                 file.write(json.dumps({"cause": cause, "record": line.decode(errors="replace")}) + "\n")
             if not self._warned_of_refusal:  # warns once: a server without artifacts refuses every file
                 self._warned_of_refusal = True

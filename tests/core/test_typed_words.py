@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lit_fedad.core.config import compose
 from lit_fedad.core.nested import value_at
-from lit_fedad.core.typed_words import written
+from lit_fedad.core.typed_words import as_override_value
 
 NAMES = [
     *(
@@ -63,7 +63,7 @@ def test_a_name_that_mlflow_knows_is_the_one_that_is_typed(key, name):
     ],
 )
 def test_a_value_that_is_written_is_read_again(value):
-    assert OverridesParser.create().parse_override(f"key={written(value)}").value() == value
+    assert OverridesParser.create().parse_override(f"key={as_override_value(value)}").value() == value
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended, atomic, stored_bytes, within
+from lit_fedad.core.files import atomic, open_to_append, stored_bytes, within
 from lit_fedad.deployment.watch_log import WatchLog
 from lit_fedad.experiment.claim import begun
 from lit_fedad.experiment.finished_run import built_of
@@ -73,7 +73,7 @@ def test_what_is_written_goes_where_no_link_leads(tmp_path, durable):
         partial.write_text("of a run")
     (tmp_path / "table").symlink_to(tmp_path / "own")
     with pytest.raises(OSError, match="symbolic links"):
-        appended(tmp_path / "table")
+        open_to_append(tmp_path / "table")
     assert [(tmp_path / name).read_text() for name in ("own", "result.json")] == ["kept", "of a run"]
 
 

@@ -7,7 +7,7 @@ from helpers.refusals import refusal
 
 from lit_fedad.core import sizes
 from lit_fedad.core.errors import UserError
-from lit_fedad.sites.overrides import agreed, check_overrides, compose_overrides, with_size
+from lit_fedad.sites.overrides import agreed_hash, check_overrides, compose_overrides, with_size
 
 GOOD = ("method=fedavg", "debug=seconds", "rounds=3", "task.learning_rate=3e-4", "federation/robust=off", "seed=-1",
         "federation.sampler.on_failure=skip", "backbone.weights=random")  # fmt: skip
@@ -78,13 +78,15 @@ def test_machines_agree_whatever_is_their_own():
     one = compose_overrides(["method=fedavg", "debug=seconds"], ["cache.folder=/a", "fabric.accelerator=cpu"])
     other = compose_overrides(["method=fedavg", "debug=seconds"], ["cache.folder=/b"])
     other["data"] = {"root": "/images"}
-    assert agreed(one) == agreed(other)
+    assert agreed_hash(one) == agreed_hash(other)
     for overrides, own in (
         (["seed=1"], []),
         ([], ["fabric.precision=bf16-mixed"]),
         ([], ["cache.enabled=false"]),
     ):
-        assert agreed(compose_overrides(["method=fedavg", "debug=seconds", *overrides], own)) != agreed(one)
+        assert agreed_hash(
+            compose_overrides(["method=fedavg", "debug=seconds", *overrides], own)
+        ) != agreed_hash(one)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from helpers.studies import long_steps
 
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.sweep.storage import attempts, open_storage, standing
+from lit_fedad.sweep.storage import attempts, last_attempts, open_storage
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,7 +66,7 @@ def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
     said = [path.read_text() for path in tmp_path.glob("log-*.txt")]
     assert [forking.wait(worker) for worker in workers] == [0, 0], said
     study = optuna.load_study(study_name="study", storage=open_storage("journal", out))
-    trials = standing(study)
+    trials = last_attempts(study)
     assert list(trials) == list(range(8))
     assert {trial.state.name for trial in trials.values()} <= {"COMPLETE", "PRUNED"}
     assert {path.name for path in out.glob("trial_*")} == {f"trial_{n}" for n in range(8)}
@@ -107,7 +107,7 @@ def test_a_database_passes_trials_on(study_file, tmp_path, start, forking):
     forking.wait(first)
     assert forking.wait(second) == 0
     study = optuna.load_study(study_name="study", storage=open_storage(url, out))
-    trials = standing(study)
+    trials = last_attempts(study)
     assert list(trials) == list(range(4))
     assert {trial.state.name for trial in trials.values()} == {"COMPLETE"}
     assert [len(attempts(trial)) for trial in trials.values()].count(2) == 1

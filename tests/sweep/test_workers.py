@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
-from lit_fedad.sweep.storage import check_trials, open_storage, standing
+from lit_fedad.sweep.storage import check_trials, last_attempts, open_storage
 from lit_fedad.sweep.worker import PrunedError
 
 pytestmark = [
@@ -92,7 +92,7 @@ def test_worker_asked_to_leave_gives_its_trial_back(options, start, forking, ope
     assert 0 < len(log.read_text().split()) < 5
     sweep([*options, "n_trials=1"], Display(quiet=True), steps)
     assert log.read_text().split() == list("01234")
-    assert standing(opened())[0].user_attrs["given_back"] == 1
+    assert last_attempts(opened())[0].user_attrs["given_back"] == 1
 
 
 @pytest.mark.parametrize("given_back", [0, 2])
@@ -158,10 +158,10 @@ def test_a_sampler_that_cannot_draw_is_one_line_and_its_trial_waits_for_another(
         patch.setattr(command.Plan, "make_sampler", lambda self, seed: Lacking())
         with refusal(r"^optuna\.samplers\.TPESampler draws no trial: No module named 'cmaes'$"):
             sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
-    states = [trial.state for trial in standing(opened()).values()]
+    states = [trial.state for trial in last_attempts(opened()).values()]
     assert states == [TrialState.COMPLETE, TrialState.WAITING]
     sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
-    states = [trial.state for trial in standing(opened()).values()]
+    states = [trial.state for trial in last_attempts(opened()).values()]
     assert states == [TrialState.COMPLETE] * 3
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Cohort, Free, Message, MessageSpec, SumSpec, TensorSpec
-from lit_fedad.memory.moments import placed, upper_triangle
+from lit_fedad.memory.moments import in_filled_sets, upper_triangle
 
 Parts = Mapping[str, Tensor]
 
@@ -87,7 +87,7 @@ class MomentSums(FeatureSums):
         share = counts[counts > 0].double()[:, None] / self._vectors(asked)
         product = message["covariance"].double() + _products(mean)
         parts = {"total": share * mean, "product": share * product}
-        return {"count": counts, **{name: placed(part, counts > 0) for name, part in parts.items()}}
+        return {"count": counts, **{name: in_filled_sets(part, counts > 0) for name, part in parts.items()}}
 
     def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
         """Computes the moments of all vectors; there is no set if no client has sent a vector."""

@@ -170,7 +170,7 @@ class ImageMeans(ProjectedSums):
     @staticmethod
     def merge(server: MomentsServer, results: Message) -> None:
         """Moves the centre to the mean, along the directions of the frame: other directions are projected away."""
-        moments = held_frame(server)
+        moments = current_frame(server)
         centre = moments["centre"] + torch.linalg.pinv(moments["frame"]).T @ results["mean"]
         server.moments = {**moments, "centre": centre}
 
@@ -282,7 +282,7 @@ class Projected(Exchange[MomentsClient, MomentsServer]):
 
     def broadcast(self, server: MomentsServer, client_id: int) -> Message:
         """Returns centre and frame: at first the public ones, later those that earlier noised sums have changed."""
-        frame = held_frame(server)
+        frame = current_frame(server)
         return {name: frame[name].float() for name in ("centre", "frame")}
 
     def broadcast_spec(self, client: MomentsClient) -> MessageSpec:
@@ -320,7 +320,7 @@ def whitener(results: Message, ridge: float) -> Tensor:
     return (directions / (variances.clamp(min=0) + added).sqrt()) @ directions.T
 
 
-def held_frame(server: MomentsServer) -> Message:
+def current_frame(server: MomentsServer) -> Message:
     """Returns the server's ``centre``, ``frame`` and ``rescaling``; before the first sum the public ones."""
     if server.moments:
         return server.moments
