@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import socket
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -106,7 +109,8 @@ def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> N
     # child would unpickle Lightning's objects first, which fails with a CPU-only torch (see `lit_fedad._compat`).
     multiprocessing.set_forkserver_preload(["lit_fedad", function.__module__])
     try:
-        fabric.launch(partial(_begin, torch.get_num_threads(), function), *arguments)
+        with _reserved_port():
+            fabric.launch(partial(_begin, torch.get_num_threads(), function), *arguments)
     except ProcessRaisedException as error:
         # A child process passes on only the text of its traceback, whose last line holds the error.
         last = str(error).strip().splitlines()[-1]
@@ -114,6 +118,27 @@ def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> N
         if kind == f"{UserError.__module__}.{UserError.__qualname__}":
             raise UserError(message) from None
         raise
+
+
+@contextmanager
+def _reserved_port() -> Iterator[None]:
+    """Keeps a free port for the launched processes in a block, unless the environment gives one.
+
+    Lightning would take the number of a free port, which the first process opens only after its imports. Until then any
+    other program could take the port. A bound socket prevents this, and on Linux the first process can listen all the
+    same.
+    """
+    if "MASTER_PORT" in os.environ or sys.platform != "linux":
+        yield
+        return
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("", 0))
+        os.environ["MASTER_PORT"] = str(reservation.getsockname()[1])
+        try:
+            yield
+        finally:
+            del os.environ["MASTER_PORT"]
 
 
 def _begin(threads: int, function: Callable[..., None], *arguments: Any) -> None:

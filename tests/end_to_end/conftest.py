@@ -88,7 +88,7 @@ class Lab:
             command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
-    def command(self, out: Path, *overrides: str, cwd: Path | None = None, timeout: float = 240) -> str:
+    def command(self, out: Path, *overrides: str, cwd: Path | None = None, timeout: float = 600) -> str:
         """Runs it to its end and returns what it printed; a hang is a failure."""
         process = self.start(out, *overrides, cwd=cwd)
         try:

@@ -83,7 +83,7 @@ def test_run_refused_by_policy_ends_both_processes_in_one_line(lab, tmp_path, mo
     (tmp_path / "sitecustomize.py").write_text(FAILING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     process = lab.start(tmp_path / "run", "fabric.devices=2")
-    text, _ = process.communicate(timeout=240)
+    text, _ = process.communicate(timeout=600)
     assert process.returncode == 2, text
     assert text.strip().splitlines()[-1].endswith("round 1, client 1: RuntimeError: the disk is full")
     assert "Traceback" not in text

@@ -1,5 +1,10 @@
 """Devices that runs take, and what a launched function leaves behind in its process."""
 
+import os
+import socket
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.fabric.accelerators import MPSAccelerator
@@ -32,6 +37,22 @@ def test_a_launched_function_leaves_loaders_as_they_were(fails):
         launched(fabric, play)(2)
     assert seen == [2]
     assert (DataLoader.__init__, BatchSampler.__init__) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the port is kept on Linux alone")
+def test_nobody_else_gets_the_port_of_the_processes_before_the_first_has_opened_it(monkeypatch):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    ports = []
+
+    def launch(function):
+        ports.append(int(os.environ["MASTER_PORT"]))
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", ports[0]))
+        torch.distributed.TCPStore("127.0.0.1", ports[0], 1, is_master=True)
+
+    launched(SimpleNamespace(world_size=2, launch=launch), print)()
+    assert ports
+    assert "MASTER_PORT" not in os.environ
 
 
 def test_apples_processor_has_no_double_precision_and_is_not_taken(monkeypatch):

@@ -238,7 +238,7 @@ def test_interpreter_exits_while_the_sender_hangs(tmp_path, journal, hanging_ser
         tmp_path,
         hanging_server,
     )
-    assert process.communicate(timeout=240) == ("", "")
+    assert process.communicate(timeout=600) == ("", "")
     assert [record["kind"] for record in journal(tmp_path)] == ["start", "tags", "metrics"]
 
 
@@ -259,7 +259,7 @@ def test_training_survives_a_broken_mlflow(tmp_path, start_python):
         tmp_path / "run",
         PYTHONPATH=os.pathsep.join(modules),
     )
-    output, errors = process.communicate(timeout=240)
+    output, errors = process.communicate(timeout=600)
     assert "pending=4" in output, errors
     assert "mlflow is broken here" in output
     assert errors.count("\n") == 1
