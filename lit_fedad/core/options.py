@@ -55,7 +55,7 @@ def overridden_twice(overrides: Sequence[str]) -> dict[str, str]:
     """Finds overrides whose key a later override sets to another value; returns the last override for each of them.
 
     Example:
-        >>> overruled(["rounds=3", "seed=1", "image={size: 32}", "++rounds=5", "seed=1", "image={fit: pad}"])
+        >>> overridden_twice(["rounds=3", "seed=1", "image={size: 32}", "++rounds=5", "seed=1", "image={fit: pad}"])
         {'rounds=3': '++rounds=5'}
     """
     # Sections are merged, and a removed key may be added again: such overrides do not overrule each other.

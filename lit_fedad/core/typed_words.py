@@ -92,7 +92,7 @@ def as_override_value(value: object) -> str:
         TypeError: If it is no number, string, list, section or None, or contains anything else.
 
     Example:
-        >>> print(written({"paths": [r"C:\data", 'a "b"'], "rate": 0.5, "more": None}))
+        >>> print(as_override_value({"paths": [r"C:\data", 'a "b"'], "rate": 0.5, "more": None}))
         {paths:["C:\data","a \"b\""],rate:0.5,more:null}
     """
     match value:

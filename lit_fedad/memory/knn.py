@@ -139,7 +139,7 @@ def mean_of_middle_half(rows: Tensor) -> Tensor:
         The middle ``[channels]``.
 
     Example:
-        >>> middle(torch.tensor([[1.0], [2.0], [3.0], [1e6]]))
+        >>> mean_of_middle_half(torch.tensor([[1.0], [2.0], [3.0], [1e6]]))
         tensor([2.5000])
     """
     distances = (rows - rows.mean(0)).square().sum(1)

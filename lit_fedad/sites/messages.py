@@ -284,9 +284,10 @@ def moment_in_words(round: object, asked: object) -> str:
     A question after a round comes with the message and the number of the next. The steps of a secure sum name no round.
 
     Example:
-        >>> [when(round, asked) for round, asked in ((0, "play"), (3, "play"), (1, "scores"), (3, "scores"))]
+        >>> asked = (0, "play"), (3, "play"), (1, "scores"), (3, "scores")
+        >>> [moment_in_words(round, kind) for round, kind in asked]
         ['set-up', 'round 3', 'after set-up', 'after round 2']
-        >>> when(0, "reveal")
+        >>> moment_in_words(0, "reveal")
         'secure sum'
     """
     if not isinstance(round, int):

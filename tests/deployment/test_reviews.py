@@ -39,7 +39,7 @@ def test_reviews_are_appended_as_lines(tmp_path):
 
 
 def test_two_browsers_that_begin_the_file_at_once_write_one_head(tmp_path, monkeypatch):
-    file, appended, opened = tmp_path / "reviews.csv", reviews.appended, list[Path]()
+    file, appended, opened = tmp_path / "reviews.csv", reviews.open_to_append, list[Path]()
 
     def while_another_reviews(path):
         out = appended(path)
@@ -48,7 +48,7 @@ def test_two_browsers_that_begin_the_file_at_once_write_one_head(tmp_path, monke
             add_review(file, scored("b.png"), "missed", "run")
         return out
 
-    monkeypatch.setattr(reviews, "appended", while_another_reviews)
+    monkeypatch.setattr(reviews, "open_to_append", while_another_reviews)
     add_review(file, scored("a.png"), "missed", "run")
     assert Reviews(file).counts() == {"missed": 2}
 

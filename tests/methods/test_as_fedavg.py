@@ -15,7 +15,13 @@ from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.methods.moon import MoonClient
 
-ANCHORS = {"mean": MEAN, "std": STD, "anchors": 2, "least": 2, "condensation": Condensation(2, batch=4)}
+ANCHORS = {
+    "mean": MEAN,
+    "std": STD,
+    "anchors": 2,
+    "min_class_images": 2,
+    "condensation": Condensation(2, batch=4),
+}
 GAN = {"image_size": 8, "latent": 4, "width": 4}
 
 
@@ -45,7 +51,7 @@ def test_weights_of_methods_that_share_parameters(
 @pytest.mark.parametrize(
     ("kind", "server_kind", "client", "server"),
     [
-        (DESAClient, DESAServer, {**ANCHORS, "own": 0.0, "distillation": 0.0, "contrast": 0.0}, {}),
+        (DESAClient, DESAServer, {**ANCHORS, "anchor_weight": 0.0, "distillation": 0.0, "contrast": 0.0}, {}),
         (DFRDClient, DFRDServer, {}, {**GAN, "steps": 0}),
         (FedGANClient, FedAvgServer, {**GAN, "share": 0.0}, {}),
         (FedGenClient, FedGenServer, {"noise": 4, "hidden": 6, "weight": 0.0}, {}),

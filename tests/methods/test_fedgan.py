@@ -110,7 +110,7 @@ def test_the_gan_hides_no_change_of_the_model_that_is_too_long():
     moved = {name: entry + (0.01 if name in model else 0.1) for name, entry in sent.items()}
     lie = {n: sent[n] + 10 * (entry - sent[n]) if n in model else entry for n, entry in moved.items()}
     updates = {number: Update(lie if number == 1 else moved, 5) for number in range(4)}
-    _, remarks = NormClipping(far=6.0)(updates, client.shared_spec(), sent)
+    _, remarks = NormClipping(max_length_ratio=6.0)(updates, client.shared_spec(), sent)
     assert [number for number, _ in remarks] == [1]
 
 

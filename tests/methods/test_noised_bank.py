@@ -56,7 +56,7 @@ def play(
         folder=folder,
         secure_sum=secure_sum,
         sampler=ClientSampler(on_failure="skip"),
-        client={"drawn": True, "noised_directions": DIRECTIONS, "min_images": min_images},
+        client={"slots_from_moments": True, "noised_directions": DIRECTIONS, "min_images": min_images},
         server={"aggregation": LloydAggregation()},
         privacy=ImagePrivacy(epsilon=epsilon, **privacy),
         noise_key=KEY,
@@ -192,7 +192,7 @@ def test_an_infinite_budget_is_the_plain_run(federate, data):
         task=bank(),
         data=data,
         rounds=2,
-        client={"drawn": True, "noised_directions": DIRECTIONS},
+        client={"slots_from_moments": True, "noised_directions": DIRECTIONS},
         server={"aggregation": LloydAggregation()},
     )
     endless = play(federate, data, rounds=2, epsilon=None)

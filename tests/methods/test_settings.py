@@ -37,9 +37,9 @@ CLIENTS = [
     (AppleClient, {"rounds": 1}, {"early": -1.0, "relation_learning_rate": -1.0, "relation_momentum": 1.5}),
     (CReFFClient, {}, {"draws": 0, "batch": 0}),
     (DBEClient, {}, {"kappa": -1.0, "momentum": 1.5}),
-    (DESAClient, ANCHORS, {"anchors": 0, "own": -1.0, "temperature": 0.0, "soft": 1.5}),
+    (DESAClient, ANCHORS, {"anchors": 0, "anchor_weight": -1.0, "temperature": 0.0, "soft_share": 1.5}),
     (DittoClient, {}, {"lam": -1.0}),
-    (FedDMClient, CONDENSED, {"share": 1.5, "minimum": -1, "least": 0, "radius": -1.0}),
+    (FedDMClient, CONDENSED, {"share": 1.5, "min_synthetic": -1, "min_class_images": 0, "radius": -1.0}),
     (FedDynClient, {}, {"alpha": 0.0}),
     (FedGANClient, {"image_size": 16}, {"learning_rate": 0.0}),
     (FedGenClient, {}, {"weight": -1.0, "generated": 0}),
@@ -60,8 +60,8 @@ def test_settings_of_clients(kind, usual, settings):
 
 
 def test_condensation_that_sends_no_image():
-    with refusal("share=0 minimum=0 sends no image"):
-        FedDMClient(make(), **CONDENSED, share=0.0, minimum=0)
+    with refusal("share=0 min_synthetic=0 sends no image"):
+        FedDMClient(make(), **CONDENSED, share=0.0, min_synthetic=0)
 
 
 RATES = {"generator_rate": 0.0, "temperature": 0.0, "transfer": -1.0, "generator_steps": 0, "memory": 1.5}

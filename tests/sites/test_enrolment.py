@@ -26,7 +26,7 @@ FACTS = {
 @pytest.fixture(autouse=True)
 def model(monkeypatch):
     """A model that has the same weights at all sites."""
-    monkeypatch.setattr(enrolment, "agreed", lambda config: "c")
+    monkeypatch.setattr(enrolment, "agreed_hash", lambda config: "c")
     monkeypatch.setattr(enrolment, "digest_of", lambda state: "i")
     monkeypatch.setattr(enrolment, "state_of", lambda client: {})
     monkeypatch.setattr(enrolment, "tells_products", lambda config: False)
