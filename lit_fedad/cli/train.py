@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
+from lit_fedad.core.config import Config, choices, compose, config_groups
 from lit_fedad.core.conflicts import check_conflicts, warn_of_unread
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted, shell_word
+from lit_fedad.core.typed_words import given_keys
 from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 

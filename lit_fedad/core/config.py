@@ -1,13 +1,11 @@
 """Composes the configuration with Hydra into plain dictionaries; docs/configuration.md has the precedence."""
 
-import difflib
 import functools
 import math
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,11 @@ from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.debug_preset import fit_preset
 from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.nested import flatten, value_at
+from lit_fedad.core.own_files import by_name, own_folders, searched
 from lit_fedad.core.sizes import register_resolvers
+from lit_fedad.core.suggestions import instead
 from lit_fedad.core.text import printable, redact
-from lit_fedad.core.typed_words import advice, as_typed
+from lit_fedad.core.typed_words import advice, as_typed, given_keys
 
 Config = dict[str, Any]
 
@@ -55,6 +55,9 @@ _NEEDED: dict[str, Any] = {
     "tracking.enabled": bool,
 }
 """Types of keys that every run has in addition to those of ``config.yaml``; a mapping must have a ``_target_``."""
+
+_OF_GROUPS = r"(?!debug=)\w+=|\+*(data|image)\."
+"""Beginning of overrides that choose a file of a group or set top-level keys, and of keys of data and images."""
 
 _TOO_LARGE = 1 << 63
 """Magnitude from which whole numbers do not fit into a run's files."""
@@ -90,9 +93,14 @@ def _groups(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()))
 
 
+def files_of(group: str) -> dict[str, Path]:
+    """Returns a configuration group's files by name, with those of the user's own packages."""
+    return by_name(group, (conf_folder(), *own_folders()))
+
+
 def choices(group: str) -> list[str]:
     """Lists the names of a configuration group's files."""
-    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+    return list(files_of(group))
 
 
 def _hydra() -> AbstractContextManager[None]:
@@ -108,11 +116,13 @@ def _composed(overrides: Sequence[str], **options: bool) -> DictConfig:
         HydraException, OmegaConfBaseException: If overrides cannot be composed.
     """
     try:
-        return hydra_compose("config", [*overrides], **options)
+        return hydra_compose("config", [*searched(), *overrides], **options)
     except OmegaConfBaseException:
         raise
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{conf_folder()}: a file cannot be read ({one_line(error)}); correct it") from None
+        raise UserError(
+            f"a file of the configuration cannot be read ({one_line(error)}); correct it"
+        ) from None
 
 
 def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
@@ -135,11 +145,6 @@ def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
     )
 
 
-def given_keys(overrides: Iterable[str]) -> set[str]:
-    """Returns the keys that overrides set."""
-    return {override.lstrip("+").partition("=")[0] for override in overrides}
-
-
 def compose(overrides: Sequence[str] = ()) -> Config:
     """Composes the configuration.
 
@@ -155,7 +160,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     overrides = _removing(map(as_typed, overrides))
     _check_given(overrides)
     # To compose without the debug preset: all groups and keys of data and images; others may be keys of the preset.
-    plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
+    plain = [override for override in overrides if re.match(_OF_GROUPS, override)]
     try:
         register_resolvers()
         with _hydra():
@@ -165,12 +170,12 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             composed = _fit_protection(composed, overrides, debug=bool(chosen.get("debug")))
             if chosen.get("debug"):
                 reader = locate(composed.data._target_)
-                fit_preset(composed, hydra_compose("config", plain), reader, given_keys(overrides))
+                fit_preset(composed, _composed(plain), reader, given_keys(overrides))
             container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise UserError(f"'{error.full_key}' must be given: {error.full_key}=...") from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(redact(_explain(error, plain))) from None  # the cause may quote passwords
+        raise UserError(redact(_explain(error, overrides))) from None  # the cause may quote passwords
     config = typing.cast("Config", container)
     _check_read(overrides, chosen, config)
     check_root(config)
@@ -255,7 +260,7 @@ def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool)
     # The debug preset keeps its own number of rounds, which is smaller.
     settings = [s for s in (under.get(kind, ()) if kind else ()) if not (debug and s.startswith("rounds="))]
     if settings:
-        composed = hydra_compose("config", [*settings, *overrides])
+        composed = _composed([*settings, *overrides])
     with open_dict(composed):
         composed.method.under = f"{kind}: {' '.join(settings)}" if settings else None
     return composed
@@ -348,7 +353,12 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         key = match[1]
         if key == "experiment" or "@method." in key:  # the latter if the first line of the YAML is missing
             return _NO_PRESET
-        return f"unknown key '{key}'{_instead(key, overrides)}"
+        # The key itself is not suggested: it may exist once a preset chooses another file of the group.
+        others = [other for other in overrides if other.lstrip("+~").partition("=")[0] != key]
+        config = _composable([other for other in others if re.match(_OF_GROUPS, other)])
+        section = key.rpartition(".")[0]
+        target = value_at(_composable(others) or config, f"{section}._target_")
+        return f"unknown key '{key}'{instead(key, config, target, choices(section.replace('.', '/')))}"
     if match := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
         return f"{match[2]} is that of '{match[1]}', which this configuration lacks; give one, or {match[2]}"
     if match := re.search(r"Error merging override (([^=]+)=(.).*)", text):
@@ -366,22 +376,6 @@ def _explain(error: Exception, overrides: list[str]) -> str:
     return text
 
 
-def _instead(key: str, overrides: list[str]) -> str:
-    """Returns the end of an error message: suggestions in place of a key that does not exist."""
-    # The key itself is not suggested: it may exist once a preset chooses another file of the group.
-    keys = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
-    section, _, name = key.rpartition(".")
-    siblings = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
-    siblings.pop("_target_", None)
-    if not siblings and (files := choices(section.replace(".", "/"))):
-        return f"; choose {section.replace('.', '/')}= first: {', '.join(files)}"
-    elsewhere = sorted(other for other in keys if other.endswith(f".{name}"))
-    near = [siblings[close] for close in difflib.get_close_matches(name.lower(), siblings, n=1, cutoff=0.6)]
-    if meant := elsewhere[:3] or near:
-        return f"; did you mean {' or '.join(map(repr, meant))}?"
-    return f"; {section} has {', '.join(sorted(siblings))}" if section and siblings else ""
-
-
 def _no_choice(group: str, name: str) -> str:
     """Returns the error message for a name that a group does not have."""
     if group == "data" and "/" in name:
@@ -391,10 +385,9 @@ def _no_choice(group: str, name: str) -> str:
     return f"{group} has no option '{name}'{nearest(name, choices(group))}"
 
 
-def _flat_keys(overrides: list[str]) -> set[str]:
-    """Returns the dotted keys of all sections and values; empty where the configuration cannot be composed."""
+def _composable(overrides: list[str]) -> Config:
+    """Returns the unresolved configuration; empty where it cannot be composed."""
     try:
-        container = unresolved(overrides)
+        return unresolved(overrides)
     except (HydraException, OmegaConfBaseException):
-        return set()
-    return {prefix for key in flatten(container) for prefix in accumulate(key.split("."), "{}.{}".format)}
+        return {}

@@ -9,11 +9,12 @@ from typing import Any
 import yaml
 
 from lit_fedad.core.building import locate, parameters_of, takes
-from lit_fedad.core.config import Config, chosen, conf_folder, config_groups, given_keys, unresolved
+from lit_fedad.core.config import Config, chosen, config_groups, files_of, unresolved
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.nested import value_at
 from lit_fedad.core.options import key_of
 from lit_fedad.core.sizes import gives_arrays
+from lit_fedad.core.typed_words import given_keys
 
 
 def check_conflicts(config: Config, overrides: Sequence[str]) -> None:
@@ -35,13 +36,13 @@ def _check_presets(config: Config, overrides: Sequence[str]) -> None:
     keys = {key.lstrip("~") for key in given_keys(overrides)}
     if not (keys & set(config_groups())) - {"method", "debug"}:
         return  # a method's own presets fit each other
-    files, folder = chosen(overrides), conf_folder()
+    files = chosen(overrides)
     given_prefixes = tuple(f"{key}." for key in keys)
     for group, name in files.items():
         section = config.get(group)
         if name is None or not isinstance(section, Mapping) or "_target_" not in section:
             continue
-        file_section = _file(folder / group / f"{name}.yaml") | {"_target_": section["_target_"]}
+        file_section = _file(files_of(group), name) | {"_target_": section["_target_"]}
         set_by_others = {
             k: v for k, v in section.items() if not any(o.startswith(f"{group}.{k}.") for o in given_prefixes)
         }
@@ -52,9 +53,9 @@ def _check_presets(config: Config, overrides: Sequence[str]) -> None:
             continue
         if group == "task":
             locate(config["method"]["client"]["_target_"]).check_task(locate(section["_target_"]))
-        method = _file(folder / "method" / f"{files['method']}.yaml")
+        method = _file(files_of("method"), str(files["method"]))
         setter = "method" if not_taken.keys() & method.get(group, {}).keys() else "experiment"
-        sections = {file.stem: _file(file) for file in sorted((folder / group).glob("*.yaml"))}
+        sections = {stem: _file(files_of(group), stem) for stem in files_of(group)}
         fitting = [
             stem
             for stem, one in sections.items()  # some files set keys of other groups too, and have a section for each
@@ -104,15 +105,15 @@ def _takes(file_section: Mapping[str, Any], key: str, value: Any) -> bool:
     return inner - {"_target_", "_partial_"} <= parameters_of(locate(value["_target_"])).keys()
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _file(files: Mapping[str, Path], name: str) -> dict[str, Any]:
     """Reads a group's file, merged over the files of the group that it extends; empty if there is no such file."""
-    if not path.is_file():
+    if name not in files:
         return {}
-    content = yaml.safe_load(path.read_text()) or {}
+    content = yaml.safe_load(files[name].read_text()) or {}
     bases = [base for base in content.pop("defaults", ()) if isinstance(base, str) and base != "_self_"]
     merged: dict[str, Any] = {}
     for base in bases:
-        merged |= _file(path.parent / f"{base}.yaml")
+        merged |= _file(files, base)
     return merged | content
 
 

@@ -122,3 +122,8 @@ def _read(override: str) -> object:
 
 def _quoted(text: str) -> str:
     return QuotedString(text, Quote.single).with_quotes()
+
+
+def given_keys(overrides: Iterable[str]) -> set[str]:
+    """Returns the keys that overrides set."""
+    return {override.lstrip("+").partition("=")[0] for override in overrides}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lit_fedad.core.building import locate, targets
 from lit_fedad.core.config import conf_folder
 from lit_fedad.core.errors import UserError
-
-_PACKAGES = "LIT_FEDAD_PACKAGES"
+from lit_fedad.core.own_files import PACKAGES, own_packages
 
 # Modules whose classes only store and compute. Their functions are not allowed: some of them write files.
 _COMPUTING = (
@@ -54,7 +52,7 @@ def check_targets(config: Mapping[str, Any], path: Path) -> None:
         if not isinstance(target, str) or not _allowed(target):
             raise UserError(
                 f"{path}: names {target!r} as _target_, which a stored run must not call; if you trust that package,"
-                f" set {_PACKAGES}=PACKAGE"
+                f" set {PACKAGES}=PACKAGE"
             )
 
 
@@ -62,8 +60,7 @@ def _allowed(target: str) -> bool:
     """Returns whether a stored configuration may name this target."""
     if target in _packaged():
         return True
-    trusted = [name.strip() for name in os.environ.get(_PACKAGES, "").split(",") if name.strip()]
-    if any(target.startswith(f"{name}.") for name in trusted):
+    if any(target.startswith(f"{name}.") for name in own_packages()):
         return True
     if not target.startswith((*_OWN, *_LIBRARIES)):
         return False

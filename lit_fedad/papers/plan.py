@@ -9,7 +9,7 @@ from functools import cache
 import yaml
 
 from lit_fedad.core.building import call
-from lit_fedad.core.config import Config, choices, compose, conf_folder
+from lit_fedad.core.config import Config, choices, compose, conf_folder, files_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.tables import Row, Setting, Table
@@ -150,7 +150,7 @@ def read_table(name: str) -> Table:
 @cache
 def _described(name: str) -> Table:
     where = f"conf/table/{name}.yaml"
-    section = yaml.safe_load((conf_folder() / "table" / f"{name}.yaml").read_text())
+    section = yaml.safe_load(files_of("table")[name].read_text())
     for key in ("rows", "beyond"):
         section[key] = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
     for label, column in section["columns"].items():

@@ -46,6 +46,14 @@ def composed_with(overrides):
         (["alpha=0.1"], "unknown key 'alpha'; did you mean 'evaluation.alpha' or 'partition.alpha'?"),
         (["method=fedbn", "method.client.mu=1"], "unknown key 'method.client.mu'; method.client has "),
         (
+            ["method=fedavg", "method.client.keep_optimizer=true"],
+            "unknown key 'method.client.keep_optimizer'; FedAvgClient takes it: give +method.client.keep_optimizer=...",
+        ),
+        (
+            ["method.server._target_=no.such.Server", "method.server.nothing=true"],
+            "unknown key 'method.server.nothing'",
+        ),
+        (
             ["federation.privacy.epsilon=1"],
             "unknown key 'federation.privacy.epsilon'; choose federation/privacy= first: central, distributed, dp_sgd",
         ),

@@ -39,7 +39,10 @@ def packaged_groups_are_composed_once(of_all_workers):
 
     def compose(name, overrides=(), return_hydra_config=False):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        if config.conf_folder() != folder or any(override.is_sweep_override() for override in parsed):
+        elsewhere = config.conf_folder() != folder or any(
+            one.key_or_group == "hydra.searchpath" for one in parsed
+        )
+        if elsewhere or any(override.is_sweep_override() for override in parsed):
             return compose_anew(name, overrides, return_hydra_config=return_hydra_config)
         of_groups = [one for one in parsed if one.package is not None or one.key_or_group in groups]
         key = tuple(one.input_line for one in of_groups)
@@ -71,7 +74,7 @@ def packaged_files_are_read_once():
     ours = conf.resolve().as_uri().removeprefix("file://")
 
     def load(repository, config_path):
-        if ours not in {source.path for source in repository.sources}:
+        if {source.path for source in repository.sources if source.scheme() == "file"} != {ours}:
             return load_anew(repository, config_path)
         if config_path not in loaded:
             loaded[config_path] = pickle.dumps(load_anew(repository, config_path))
