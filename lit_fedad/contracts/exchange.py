@@ -162,10 +162,26 @@ def disclosed_by(exchange: Exchange, client: Client) -> Disclosures:
 
 
 class Idle(Exchange[Any, Any]):
-    """An exchange without messages, for the rounds of a method that does all its work before round 1."""
+    """An exchange in which clients send nothing, for the rounds of a method that does all its work before round 1.
+
+    They receive what the server broadcasts, where its class and the client's say so: clients predict with it.
+    """
 
     name = "nothing"
-    down = up = False
+    up = False
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """Returns the server's message; an empty one if its class has none."""
+        return server.broadcast(client_id) if type(server).broadcast is not Server.broadcast else {}
+
+    def broadcast_spec(self, client: Client) -> MessageSpec:
+        """Declares this message."""
+        return client.broadcast_spec() if type(client).broadcast_spec is not Client.broadcast_spec else {}
+
+    def receive(self, client: Client, message: Message) -> None:
+        """Loads this message, unless it is empty."""
+        if message:
+            client.receive(message)
 
 
 class LeaveOut(Exchange[C, S]):

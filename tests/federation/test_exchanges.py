@@ -194,3 +194,18 @@ def test_only_the_first_exchange_is_scored(spread):
     )[1]
     federation.run()
     assert scored == [(1, 0)] * 2 + [(2, 0)] * 2
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_clients_of_a_method_without_rounds_predict_with_what_its_server_broadcasts(toy, rounds):
+    federation = toy(rounds=rounds)
+    federation.exchanges = Exchanges((Train(),))
+    history = federation.run()
+    assert [report.metrics["w"]["mean"] for report in history] == pytest.approx(by_hand(1) * (rounds + 1))
+    assert [report.bytes_up for report in history[1:]] == [{0: 0, 1: 0}] * rounds
+
+
+def test_nothing_is_sent_in_idle_rounds_where_neither_class_has_a_message():
+    idle = Exchanges().rounds[0]
+    assert (idle.broadcast(Server(), 0), idle.broadcast_spec(Client(Task()))) == ({}, {})
+    idle.receive(Client(Task()), {})
