@@ -108,10 +108,7 @@ class FedAvgClient(Client):
         """Checks that a task class has weights, if the method shares weights."""
         super().check_task(task)
         if cls.shares_weights and not task.trains:
-            raise UserError(
-                f"task {task.__name__} has no weights to share; give METHOD=local, or METHOD=federated_subspace of"
-                " task=subspace, METHOD=federated_padim of task=padim"
-            )
+            raise UserError(f"task {task.__name__} has no weights to share; give METHOD={task.methods}")
 
     @property
     def predictors(self) -> Predictors:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from lit_fedad.contracts import Task
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
@@ -79,6 +80,12 @@ def test_a_task_of_which_no_weight_trains_is_refused(kind, make_classifier):
     with pytest.raises(UserError, match=r"task \w+ has no weights to share as it is set; give it a head"):
         kind(task)
     assert not LocalClient(task).shared_state()
+
+
+def test_a_task_that_trains_nothing_names_the_methods_that_fit_it():
+    own = type("Own", (Task,), {"trains": False, "methods": "own_sums or local"})
+    with pytest.raises(UserError, match="^task Own has no weights to share; give METHOD=own_sums or local$"):
+        FedAvgClient.check_task(own)
 
 
 # ------------------------------------------------------------------------------- running statistics
