@@ -165,6 +165,41 @@ def test_the_callback_writes_a_line_for_every_upload(lab, added, tmp_path):
     assert min(trained.values()) > 0
 
 
+@pytest.fixture
+def own_package(tmp_path, monkeypatch):
+    """A package with a method in its folder `conf`, whose callback is the metric that the page describes."""
+    folder = tmp_path / "own_metrics"
+    (folder / "conf" / "method").mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "from lit_fedad.experiment.run import RunCallback\n\n\n"
+        "class FirstIsHighest(RunCallback):\n"
+        "    def on_rounds_end(self, run):\n"
+        "        labels = [sample.label for sample in run.local.images.test]\n"
+        "        scores = {client: one.scores.tolist() for client, one in run.predictions.items()}\n"
+        "        run.extras['my_metric'] = [[labels[s.index(max(s))], len(s)] for s in scores.values()]\n"
+    )
+    (folder / "conf" / "method" / "own_prox.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [fedprox]\n"
+        "method: {name: own_prox}\n"
+        "callbacks: {mine: {_target_: own_metrics.FirstIsHighest}}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LIT_FEDAD_PACKAGES", "own_metrics")
+    yield
+    sys.modules.pop("own_metrics", None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_package")
+def test_a_method_of_an_own_package_runs_with_an_own_metric(lab, tmp_path):
+    result = lab.train(tmp_path / "run", "method=own_prox")
+    assert result["method"] == "own_prox"
+    assert len(result["my_metric"]) == 2
+    assert {images for _, images in result["my_metric"]} == {20}
+    assert {label for label, _ in result["my_metric"]} <= {0, 1}
+
+
 @pytest.mark.slow
 def test_the_readmes_script_trains_and_loads_a_detector(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
