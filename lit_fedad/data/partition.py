@@ -190,7 +190,6 @@ class FromFile:
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Reads the file and checks it against the training images; nothing is random."""
         partition = Partition.load(self.path)
-        images = len(image_set.train)
         if not partition.clients or (self.clients or len(partition.clients)) != len(partition.clients):
             expected = "at least 1" if self.clients is None else self.clients
             raise UserError(
@@ -198,23 +197,41 @@ class FromFile:
             )
         if not any(partition.clients):
             raise UserError(f"{self.path}: no client has an image; give them some")
-        owner: dict[int, str] = {}
         for holder, indices in partition.index_lists():
             if partition.stages is not None and not indices:
                 raise UserError(f"{self.path}: {holder} has no images; give it some or remove it")
-            for index in indices:
-                if not 0 <= index < images:
-                    raise UserError(
-                        f"{self.path}: {holder} lists image {index}, but {image_set.name} has images"
-                        f" 0 to {images - 1}; correct it, or give the set that the file was made for"
-                    )
-                if index in owner:
-                    raise UserError(
-                        f"{self.path}: image {index} is listed for {owner[index]} and again for {holder};"
-                        " keep one of the two"
-                    )
-                owner[index] = holder
-        return partition
+        return checked(partition, image_set, str(self.path))
+
+
+def checked(partition: Any, image_set: Images, source: str) -> Partition:
+    """Returns what a strategy gives, if it is a partition of the training images.
+
+    Args:
+        partition: What the strategy gives.
+        image_set: The images.
+        source: Where the partition comes from, for errors.
+
+    Raises:
+        UserError: If it is no `Partition`, or an index is out of range or used twice.
+    """
+    if not isinstance(partition, Partition):
+        raise UserError(f"{source} returns a {type(partition).__name__}, no Partition")
+    images = len(image_set.train)
+    owner: dict[int, str] = {}
+    for holder, indices in partition.index_lists():
+        for index in indices:
+            if not 0 <= index < images:
+                raise UserError(
+                    f"{source}: {holder} lists image {index}, but {image_set.name} has images 0 to {images - 1};"
+                    " correct it, or give the set that the file was made for"
+                )
+            if index in owner:
+                raise UserError(
+                    f"{source}: image {index} is listed for {owner[index]} and again for {holder};"
+                    " keep one of the two"
+                )
+            owner[index] = holder
+    return partition
 
 
 def indices_by_category(image_set: Images) -> dict[str, list[int]]:

@@ -19,7 +19,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet, read_images
-from lit_fedad.data.partition import Partition
+from lit_fedad.data.partition import Partition, checked
 from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
@@ -247,9 +247,9 @@ def build_public(config: Config, images: Images) -> Tensor | None:
 
 
 def build_partition(config: Config, images: Images) -> Partition:
-    """Partitions the training images to clients, and to their stages where data come in stages."""
-    partition: Partition = build(config["partition"])(images, config["seed"])
-    return partition
+    """Partitions the training images to clients, and to their stages where data come in stages; see `checked`."""
+    dealt = build(config["partition"])(images, config["seed"])
+    return checked(dealt, images, f"partition._target_={config['partition']['_target_']}")
 
 
 def build_server_labelled(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:

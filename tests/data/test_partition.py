@@ -10,7 +10,7 @@ from helpers.images import image_set
 from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.partition import FromFile, Partition
+from lit_fedad.data.partition import FromFile, Partition, checked
 
 
 def test_without_stages_a_client_has_a_single_one():
@@ -164,3 +164,22 @@ def test_from_file_missing_or_not_json(tmp_path):
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot be read as JSON"):
         FromFile(tmp_path / "binary.json")(image_set(5), 0)
+
+
+@pytest.mark.parametrize(
+    ("dealt", "said"),
+    [
+        ([[0, 1], [2]], "mine returns a list, no Partition"),
+        (None, "mine returns a NoneType, no Partition"),
+        (
+            Partition.of_clients([[0, 1], [1, 2]]),
+            "mine: image 1 is listed for client 0 and again for client 1;",
+        ),
+        (Partition.in_stages([[[0], [1]], [[2]]], reserved=[2]), "mine: image 2 is listed for"),
+        (Partition.of_clients([[0], [3]]), "mine: client 1 lists image 3, but .* has images 0 to 2;"),
+        (Partition.of_clients([[0], [-1]]), "mine: client 1 lists image -1,"),
+    ],
+)
+def test_a_partition_of_any_strategy_deals_each_image_once(dealt, said):
+    with pytest.raises(UserError, match=said):
+        checked(dealt, image_set(2, 1), "mine")
