@@ -55,6 +55,11 @@ class Sample:
     mask: Path | None = None
     saturation: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses paths that are texts: what reads the files needs more than their names."""
+        if not isinstance(self.path, Path) or not isinstance(self.mask, Path | None):
+            raise TypeError(f"Sample({self.path!r}, mask={self.mask!r}): give each as a pathlib.Path")
+
     @property
     def name(self) -> str:
         """The file's name."""

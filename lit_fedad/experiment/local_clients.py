@@ -81,7 +81,9 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
 
 
 def _check_test_images(images: Images) -> None:
-    """Refuses test images that cannot judge a run: none, training images, or images that are normal and anomalous."""
+    """Refuses sets without training images, and tests that judge nothing: none, training images, or of both labels."""
+    if not len(images.train):
+        raise UserError(f"data: {images.name} has no training images; give some")
     if not len(images.test):
         raise UserError(
             f"data: {images.name} has no test images, by which a run is judged; give some (of data=folders: test_normal"

@@ -1,5 +1,6 @@
 """How an experiment's parts are put together, where no run shows it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -120,6 +121,20 @@ def test_a_run_without_test_images_is_refused_before_anything_is_sent(photograph
     ]
     with pytest.raises(UserError, match="has no test images, by which a run is judged; give some"):
         train(compose(["method=fedavg", "data=folders", *given, "debug=seconds", f"out={tmp_path / 'run'}"]))
+
+
+def test_a_set_without_training_images_is_named(photographs):
+    nothing = ImageSet("mine", (), (Sample(photographs[0], "mine"),))
+    with pytest.raises(UserError, match="^data: mine has no training images"):
+        _check_test_images(nothing)
+
+
+@pytest.mark.parametrize(
+    "given", [{"path": "a.png"}, {"path": Path("a.png"), "mask": "b.png"}], ids=["path", "mask"]
+)
+def test_a_sample_whose_path_is_a_text_is_refused(given):
+    with pytest.raises(TypeError, match=r"^Sample\(.*\): give each as a pathlib\.Path$"):
+        Sample(category="mine", **given)
 
 
 def test_an_image_is_not_trained_on_and_tested(photographs, tmp_path):
