@@ -83,6 +83,10 @@ class Client(Discloses, L.LightningModule):
         self.task = task
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer
+        if absent := [*{*task.local_buffers, *task.free_buffers} - {*dict(task.named_buffers())}]:
+            raise TypeError(
+                f"{type(task).__name__}: local_buffers or free_buffers names {sorted(absent)}, which are no buffers"
+            )
         self.optimizer_state: dict[str, Any] | None = None
         self.loss_scale: dict[str, Any] | None = None  # gradient scaler of 16-mixed; set after training
         self.context = Context(seed=0, round=0)

@@ -92,3 +92,18 @@ class Server:
     def warnings(self) -> list[str]:
         """Returns warnings for the user after a round, one line each."""
         return []
+
+
+def numbers_of(server: Server) -> dict[str, float]:
+    """Returns a server's diagnostics as plain numbers, which all records of a run can hold.
+
+    Raises:
+        TypeError: If it gives anything but a dictionary of numbers, or of tensors of one element.
+    """
+    given = server.diagnostics()
+    try:
+        return {name: float(value) for name, value in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise TypeError(
+            f"{type(server).__name__}: diagnostics gives {given!r:.100}; give a dictionary of numbers"
+        ) from None

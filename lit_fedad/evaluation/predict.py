@@ -26,6 +26,9 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
     """
     with torch.inference_mode(), fabric.autocast():
         prediction = client.predict_step(fabric.to_device(batch))
+    if not isinstance(prediction, Prediction):
+        task, kind = type(client.task).__name__, type(prediction).__name__
+        raise UserError(f"task {task} predicts a {kind}; give a Prediction(image_score, anomaly_map)")
     scores, maps, logits = prediction.image_score, prediction.anomaly_map, prediction.logits
     for name, value, form in (("image_score", scores, "[B]"), ("anomaly_map", maps, "[B, H, W]")):
         if value is not None and value.dim() != form.count(",") + 1:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchange, Message, Server, Sums
@@ -80,6 +81,7 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         for index, batch in enumerate(loader):
             batch = fabric.to_device(batch)
             outputs = module.training_step(batch, index)
+            _check_step(client, outputs)
             if not torch.isfinite(outputs["loss"]):
                 raise UserError("the loss is not finite: training has diverged; lower the learning rate")
             optimizer.zero_grad()
@@ -95,6 +97,16 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     if client.keep_optimizer:
         client.optimizer_state = configured.state_dict()
     return {name: total / steps[name] for name, total in totals.items()}
+
+
+def _check_step(client: Client, outputs: Any) -> None:
+    """Refuses what is no dictionary with a loss, such as the loss alone, which Lightning would take."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise TypeError(
+            f"training_step of {type(client).__name__} and {type(client.task).__name__}: give a dictionary of scalars"
+            " with 'loss', a tensor"
+        )
 
 
 def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange, Idle, Message, Method, Update, senders
+from lit_fedad.contracts.server import numbers_of
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
@@ -172,7 +173,7 @@ class Federation:
             self._leave_out(self.fabric.broadcast(report.failures))
         report.noised_sums = noised_sums
         if self.fabric.is_global_zero:
-            report.scalars.update(self.server.diagnostics())
+            report.scalars |= numbers_of(self.server)
             report.warnings += self.server.warnings()
         report.seconds = time.perf_counter() - began
         return report

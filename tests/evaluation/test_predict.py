@@ -126,6 +126,14 @@ def test_a_prediction_of_another_form_is_refused_with_the_task_named(task, predi
         predict_batch(Client(task), {"image": IMAGES[:3]}, FABRIC)
 
 
+@pytest.mark.parametrize("given", [torch.ones(3), (torch.ones(3), None)], ids=["Tensor", "tuple"])
+def test_what_is_no_prediction_is_refused(given, request):
+    task = Nearest()
+    task.predict = lambda features, batch: given
+    with refusal(f"task Nearest predicts a {request.node.callspec.id}; give a Prediction"):
+        predict_batch(Client(task), {"image": IMAGES[:3]}, FABRIC)
+
+
 def test_the_maps_of_all_images_that_are_drawn_are_kept_and_few_others():
     rng = np.random.default_rng(0)
     for _ in range(100):

@@ -1,0 +1,44 @@
+"""Mistakes in classes of one's own: the error names the class, the member, and what to give."""
+
+import pytest
+import torch
+from helpers.toy_federation import Slope, ToyClient, ToyServer
+
+from lit_fedad.contracts import Client, Task
+from lit_fedad.contracts.server import numbers_of
+
+
+@pytest.mark.parametrize(
+    "given", [None, [1.0], {"spread": "wide"}, {"spread": None}, {"spread": torch.ones(2)}], ids=repr
+)
+def test_diagnostics_that_are_no_numbers_are_refused(toy, given):
+    server = ToyServer()
+    server.diagnostics = lambda: given
+    with pytest.raises(TypeError, match="^ToyServer: diagnostics gives .*; give a dictionary of numbers$"):
+        toy(server=server).run()
+
+
+def test_a_tensor_of_one_number_is_recorded_as_a_number():
+    server = ToyServer()
+    server.diagnostics = lambda: {"spread": torch.tensor(0.5), "kept": 3}
+    assert numbers_of(server) == {"spread": 0.5, "kept": 3.0}
+    assert {type(value) for value in numbers_of(server).values()} == {float}
+
+
+@pytest.mark.parametrize(
+    "given", [torch.ones(()), {"lost": torch.ones(())}, {"loss": 1.0}, {"loss": torch.ones(2)}], ids=repr
+)
+def test_a_training_step_without_a_loss_is_refused(toy, given):
+    task = Slope()
+    task.training_step = lambda batch, batch_idx=0: given
+    with pytest.raises(TypeError, match="^training_step of ToyClient and Slope: give a dictionary"):
+        toy(client=ToyClient(task)).run()
+
+
+@pytest.mark.parametrize("listed", ["local_buffers", "free_buffers"])
+def test_a_misspelt_buffer_is_refused_since_it_would_be_shared(listed):
+    """A buffer of local data that ``local_buffers`` does not list is sent as running statistics are."""
+    task = type("Own", (Task,), {listed: ("bnak",)})()
+    task.register_buffer("bank", torch.zeros(1))
+    with pytest.raises(TypeError, match=r"^Own: .* names \['bnak'\]"):
+        Client(task)
