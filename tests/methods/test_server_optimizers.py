@@ -11,6 +11,7 @@ from torch import nn
 
 from lit_fedad.contracts import Context, Task, Update
 from lit_fedad.contracts.state import load_state, state_of
+from lit_fedad.core.building import build
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.feddyn import FedDynClient, FedDynServer
 from lit_fedad.methods.parts.server_optimizers import Adaptive
@@ -48,6 +49,12 @@ def played(make, rounds=3):
 @pytest.mark.parametrize(("momentum", "expected"), [(0.5, [4.0, 6.0, 5.0]), (0.0, [4.0, 4.0, 4.0])])
 def test_fedavgm_is_sgd_with_momentum(momentum, expected):
     assert played(partial(torch.optim.SGD, lr=1.0, momentum=momentum)) == expected
+
+
+def test_a_learning_rate_may_be_a_whole_number():
+    """The authors' is 1, and torch's optimisers say of theirs that it is a number or a tensor."""
+    section = {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 1, "momentum": 0.5}
+    assert played(build(section)) == [4.0, 6.0, 5.0]
 
 
 @pytest.mark.parametrize("method", ["fedavgm", "adam", "feddyn"])
