@@ -24,7 +24,7 @@ class FedPHPClient(FedAvgClient):
         rounds: Training rounds T.
         fraction: Share of the clients that take part in a round.
         mu: Largest weight of the old personal model.
-        weight: Weight lambda of the discrepancy; with 0 the client trains as in FedAvg.
+        weight: Share lambda of the discrepancy in the loss; with 0 the client trains as in FedAvg.
     """
 
     own_model = True
@@ -40,8 +40,8 @@ class FedPHPClient(FedAvgClient):
         weight: float = 0.05,
     ) -> None:
         super().__init__(task, local_epochs)
-        within("method.client", 0, 1, mu=mu, fraction=fraction)
-        at_least("method.client", 0, rounds=rounds, weight=weight)
+        within("method.client", 0, 1, mu=mu, fraction=fraction, weight=weight)
+        at_least("method.client", 0, rounds=rounds)
         self.mu, self.weight = mu, weight
         self.expected_participations = max(int(fraction * rounds), 1)
         self.participations = 0

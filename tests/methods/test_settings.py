@@ -20,6 +20,7 @@ from lit_fedad.methods.fedgan import FedGANClient
 from lit_fedad.methods.fedgen import FedGenClient, FedGenServer
 from lit_fedad.methods.fedic import FEDICClient, FEDICServer
 from lit_fedad.methods.fedmix import FedMixClient
+from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.fedrep import FedRepClient
 from lit_fedad.methods.fedvck import FedVCKClient, FedVCKServer
 from lit_fedad.methods.gldp import GLDPClient
@@ -44,6 +45,7 @@ CLIENTS = [
     (FedGANClient, {"image_size": 16}, {"learning_rate": 0.0}),
     (FedGenClient, {}, {"weight": -1.0, "generated": 0}),
     (FedMixClient, {}, {"weight": 1.5, "group": 0}),
+    (FedPHPClient, {"rounds": 1}, {"mu": 1.5, "weight": 1.5, "fraction": -0.5}),
     (FedRepClient, {}, {"head_epochs": -1}),
     (FedVCKClient, CONDENSED, {"prototype_images": 0, "alpha": 1.1, "bias": 51.0}),
     (GLDPClient, {}, {"temperature": 0.0, "lam": 1.5, "beta": -0.1}),
