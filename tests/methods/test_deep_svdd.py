@@ -8,6 +8,8 @@ from helpers.frozen import frozen_encoder, images
 from helpers.methods import restarted
 from helpers.refusals import refusal
 
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.methods.deep_svdd import CENTRE, DeepSVDDClient, DeepSVDDServer
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.models.convnets import LeNetDecoder
@@ -111,3 +113,11 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
 def test_pretraining_is_no_negative_number():
     with refusal(r"method\.client\.pretraining=-1 must be"):
         DeepSVDDClient(task(), pretraining=-1)
+
+
+@pytest.mark.parametrize("preset", ["semantic_small", "semantic_cifar10", "fadngs"])
+def test_no_layer_that_is_trained_from_pixels_has_a_bias(preset):
+    """With biases all images could be mapped to the centre; presets choose a ResNet for other methods."""
+    data = ["data=motifs", "features=train", "encoder.channels=2"]
+    encoder = build(compose(["method=deep_svdd", f"experiment={preset}", *data])["encoder"])
+    assert not [name for name, _ in encoder.named_parameters() if name.endswith("bias")]
