@@ -133,9 +133,46 @@ _OF_WORKERS = ("simulation.address", "simulation.cpus", "simulation.gpus")
 
 
 def warn_of_unread(overrides: Sequence[str]) -> None:
-    """Warns of overrides of a command that its run does not use."""
+    """Warns of overrides of a command that its run does not use, and of a task whose encoder its preset replaces."""
     for given in unread(overrides):
         warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=2)
+    if replaced := replaced_encoder(overrides):
+        warnings.warn(replaced, stacklevel=2)
+
+
+def replaced_encoder(overrides: Sequence[str]) -> str | None:
+    """Says if a task that a command chooses comes with an encoder that the run's preset replaces by its own.
+
+    Nothing is said of a task that the preset chooses too, of frozen features, and where the command chooses an encoder.
+
+    Args:
+        overrides: Overrides of a configuration that can be composed.
+
+    Returns:
+        One line that names the task, the preset and both encoders; None where the task has its encoder.
+    """
+    others = [override for override in overrides if key_of(override) != "task"]
+    if len(others) == len(overrides) or any(key_of(override) == "encoder" for override in others):
+        return None
+    files = chosen(overrides)
+    task, encoder = files["task"], _encoder_of(files["task"])
+    if encoder in (None, files["encoder"]) or files["features"] == "frozen" or chosen(others)["task"] == task:
+        return None
+    return (
+        f"task={task} comes with encoder={encoder}, and experiment={files['experiment']} replaces it by"
+        f" {files['encoder']}; give encoder={encoder} for the task's own"
+    )
+
+
+def _encoder_of(task: str | None) -> str | None:
+    """Returns the encoder that a task's file chooses, or the nearest of the files that it extends; None without one."""
+    path = conf_folder() / "task" / f"{task}.yaml"
+    entries = yaml.safe_load(path.read_text()).get("defaults", ()) if path.is_file() else ()
+    for entry in entries:
+        if isinstance(entry, dict) and (key := next(iter(entry))).startswith("override /encoder"):
+            return str(entry[key])
+    bases = (entry for entry in entries if isinstance(entry, str) and entry != "_self_")
+    return next((found for base in bases if (found := _encoder_of(base))), None)
 
 
 def unread(overrides: Sequence[str]) -> list[str]:

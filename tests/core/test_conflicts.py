@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lit_fedad.core.config import compose
-from lit_fedad.core.conflicts import check_conflicts, unread
+from lit_fedad.core.conflicts import check_conflicts, replaced_encoder, unread, warn_of_unread
 from lit_fedad.core.errors import UserError
 
 
@@ -109,3 +109,28 @@ def test_a_networks_own_channels_may_be_given():
 )  # fmt: skip
 def test_settings_that_nothing_refers_to_are_found(method, given, expected):
     assert unread([f"method={method}", *given]) == expected
+
+
+def test_a_tasks_encoder_that_a_preset_replaces_is_told():
+    """The network is all in which `classifier_convnet` differs from `classifier`."""
+    said = (
+        "task=classifier_convnet comes with encoder=convnet, and experiment=gldp_small replaces it by resnet18_narrow;"
+        " give encoder=convnet for the task's own"
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(said)}$"):
+        warn_of_unread(["method=fedrep", "task=classifier_convnet"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=fedrep", "task=classifier_convnet", "encoder=resnet18"],
+        ["method=fedrep", "task=classifier"],  # the preset chooses it too, and a smaller network for it
+        ["method=fedavg", "experiment=semantic_small", "task=one_class_svm"],  # on frozen features
+        ["method=fedavg", "experiment=semantic_small", "task=csi", "features=train"],
+        ["method=fedvck", "task=classifier_resnet18_224"],
+        ["method=fedrep"],
+    ],
+)
+def test_the_encoder_of_a_preset_is_told_only_where_it_replaces_another(overrides):
+    assert replaced_encoder(overrides) is None
