@@ -76,6 +76,7 @@ class WeightRule(ABC):
 
     def __post_init__(self) -> None:
         at_least("federation.robust.weights", 1, max_length_ratio=self.max_length_ratio)
+        within("federation.robust.weights", -1, 1, min_cosine=self.min_cosine)
 
     def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Combines weights; see `RobustAggregation`."""

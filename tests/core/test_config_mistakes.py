@@ -304,6 +304,7 @@ def build_each(section):
             "federation.sampler.min_clients=0 must be at least 1",
         ),
         ("federation", ["federation.sampler.min_clients=-3"], "min_clients=-3 must be at least 1"),
+        ("federation", ["federation.robust.weights.min_cosine=5"], "weights.min_cosine=5 must be in [-1, 1]"),
         (
             "federation",
             ["federation.robust.banks.malicious_share=2"],
