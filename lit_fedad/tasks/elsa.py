@@ -20,6 +20,9 @@ from lit_fedad.tasks.representation import Representation
 STEPS = 10
 """Steps of the k-means by which clients and server find prototypes."""
 
+_FEASIBLE = 0.1
+"""Smallest temperature for which a number of prototypes is advised: 22,027."""
+
 
 class Elsa(Representation):
     """Energy-based learning for semi-supervised anomaly detection (arXiv 2103.15296), without labelled anomalies.
@@ -77,10 +80,12 @@ class Elsa(Representation):
         at_least("task", 0, warmup=warmup, learning_rate=learning_rate, momentum=momentum)
         at_least("task", 0, weight_decay=weight_decay, finetuning_rate=finetuning_rate)
         if math.log(prototypes) <= 1 / temperature:
-            least = math.floor(math.exp(1 / temperature)) + 1
+            advice = "a higher temperature"  # it would take more prototypes than memory or a float holds
+            if temperature >= _FEASIBLE:
+                advice = f"task.prototypes={math.floor(math.exp(1 / temperature)) + 1} or more"
             raise UserError(
                 f"task.prototypes={prototypes}: at task.temperature={temperature} the loss 1 / E has a pole; give"
-                f" task.prototypes={least} or more"
+                f" {advice}"
             )
         self.warmup_loss, self.warmup, self.temperature = warmup_loss, warmup, temperature
         self.finetuning_draw = finetuning_views

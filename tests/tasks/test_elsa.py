@@ -102,6 +102,7 @@ def test_prototypes_are_renewed_under_the_current_weights():
     ("settings", "line"),
     [
         ({"prototypes": 7}, "task.prototypes=8 or more"),
+        ({"temperature": 0.001}, "give a higher temperature"),  # exp(1000) is more than a float holds
         ({"temperature": 0}, "task.temperature="),
         ({"warmup": -1}, "task.warmup="),
     ],
