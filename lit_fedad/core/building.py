@@ -225,9 +225,8 @@ def _check_built(value: Any, accepted: Sequence[Any], where: str) -> None:
     """Refuses a plain value where only objects of classes are accepted, which are built from sections."""
     classes = all(inspect.isclass(one) and one not in (Any, object, dict) for one in accepted)
     checked = tuple(one for one in accepted if not getattr(one, "_is_protocol", False))
-    whole_float = (
-        type(value) is int and float in accepted
-    )  # the lr=1 of torch's optimisers, which also take tensors
+    # The learning rate of torch's optimisers is a number or a tensor, and may be a whole number.
+    whole_float = type(value) is int and float in accepted
     if classes and isinstance(value, _PLAIN) and not (whole_float or isinstance(value, checked)):
         raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
 

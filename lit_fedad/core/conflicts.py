@@ -166,8 +166,8 @@ def replaced_encoder(overrides: Sequence[str]) -> str | None:
 
 def _encoder_of(task: str | None) -> str | None:
     """Returns the encoder that a task's file chooses, or the nearest of the files that it extends; None without one."""
-    path = conf_folder() / "task" / f"{task}.yaml"
-    entries = yaml.safe_load(path.read_text()).get("defaults", ()) if path.is_file() else ()
+    files = files_of("task")
+    entries = yaml.safe_load(files[task].read_text()).get("defaults", ()) if task in files else ()
     for entry in entries:
         if isinstance(entry, dict) and (key := next(iter(entry))).startswith("override /encoder"):
             return str(entry[key])

@@ -142,7 +142,7 @@ class ImageCondenser(CondensedClient):
         share = f", or {100 * self.share:g} % of its images where that is more" if self.share else ""
         many = f"{self.min_synthetic} of each class that has at least {self.min_class_images}{share}"
         if self.init == "real":
-            what = f"images of the site, {many}, changed by some steps of an optimiser"
+            what = f"images of the site, {many}, changed by {self.condensation.steps} steps of an optimiser"
             return (Disclosure(Kind.IMAGES, what),)
         what = f"images made from noise to look, to the model, like those of a class: {many}"
         return (
