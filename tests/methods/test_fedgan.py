@@ -1,5 +1,7 @@
 """FedGAN: its networks' form and losses, and what crosses."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from helpers.feddm import FABRIC, loader, make
@@ -65,6 +67,37 @@ def test_the_first_step_s_losses_by_hand():
     assert found["generator_loss"] == pytest.approx(float(-made.log().mean()), rel=1e-4)
 
 
+def test_each_batch_is_a_step_of_both_networks_with_gradients_of_their_own_loss():
+    client, rate = client_of(learning_rate=0.01, latent=2), 0.01
+    batches = list(loader([0, 1, 2, 1, 2, 0]))  # of four images, and of two
+    generator, judge = deepcopy(client.generator), deepcopy(client.discriminator)
+    adams = {n: torch.optim.Adam(n.parameters(), rate, (0.5, 0.999)) for n in (judge, generator)}
+    losses = []
+
+    def step(network, loss):
+        weights = list(network.parameters())
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = gradient
+        adams[network].step()
+        losses.append(loss.item())
+
+    torch.manual_seed(3)
+    found = client.train_gan(batches, FABRIC)
+    torch.manual_seed(3)
+    for batch in batches:
+        labels = batch["label"]
+        fake = generator(labels, torch.randn(len(labels), 2))
+        real, made = judge(batch["image"], labels), judge(fake.detach(), labels)
+        step(judge, -(F.logsigmoid(real) + F.logsigmoid(-made)).mean())
+        step(generator, -F.logsigmoid(judge(fake, labels)).mean())
+    means = sum(losses[::2]) / 2, sum(losses[1::2]) / 2
+    assert (found["discriminator_loss"], found["generator_loss"]) == pytest.approx(means, rel=1e-3)
+    for ours, theirs in ((client.generator, generator), (client.discriminator, judge)):
+        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+        # In the mean: rounding decides where a weight whose gradient is almost 0 goes.
+        assert torch.cat([(one - other).abs().flatten() for one, other in pairs]).mean() < 0.01 * rate
+
+
 def test_a_batch_is_joined_by_as_many_generated_images_of_all_classes():
     client = client_of().eval()
     batch = next(iter(loader([0, 0, 0, 1])))
@@ -79,6 +112,25 @@ def test_a_batch_is_joined_by_as_many_generated_images_of_all_classes():
         expected = F.nll_loss(logits.log_softmax(1), torch.cat([batch["label"], asked])).item()
     assert found == pytest.approx(expected, rel=1e-5)
     assert asked.bincount().sort().values.tolist() == [1, 1, 2]
+
+
+def test_in_round_one_the_generator_has_learnt_nothing_yet_and_the_model_trains_on_local_images():
+    batch = next(iter(loader([0, 0, 0, 1])))
+    client = client_of(round=1).eval()
+    assert client.training_step(batch)["loss"] == client.task.training_step(batch)["loss"]
+
+
+def test_received_networks_are_loaded():
+    client, sent = client_of(), {n: w + 1 for n, w in client_of().shared_state().items()}
+    client.receive(sent)
+    for name, weight in client.shared_state().items():
+        torch.testing.assert_close(weight, sent[name])
+
+
+def test_a_gan_that_diverges_is_refused():
+    batch = next(iter(loader([0, 1, 2, 1])))
+    with pytest.raises(UserError, match=r"lower method\.client\.learning_rate"):
+        client_of().train_gan([{**batch, "image": torch.full_like(batch["image"], torch.inf)}], FABRIC)
 
 
 def test_all_three_networks_cross_in_both_directions(federate, tap):
