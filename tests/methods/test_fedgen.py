@@ -12,6 +12,7 @@ from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedgen import (
     COUNTS,
     GENERATOR,
+    FeatureGenerator,
     FedGenClient,
     FedGenServer,
     diversity,
@@ -54,6 +55,30 @@ def test_the_client_s_loss_by_hand():
     assert found["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("round", "epochs", "uses"), [(1, 1, False), (2, 1, True), (2, 20, True), (2, 21, False)]
+)
+def test_generated_features_are_used_from_round_two_in_twenty_epochs_of_a_round(round, epochs, uses):
+    client = client_of(round)
+    for _ in range(epochs - 1):
+        client.on_train_epoch_start()
+    batch = next(iter(loader([0, 1, 2, 1])))
+    assert ("teacher" in client.training_step(batch)) == uses
+
+
+def test_the_received_generator_is_loaded_and_keeps_its_running_statistics():
+    server = FedGenServer(client_of(), steps=2, batch_size=4)
+    server.context = Context(0, 1)
+    client = client_of()
+    server.aggregate({0: Update({**client.shared_state(), COUNTS: torch.tensor([1, 2, 0])}, 3)})
+    client.receive(server.broadcast(0))
+    client.on_train_start()
+    client.on_train_epoch_start()
+    client.training_step(next(iter(loader([0, 1, 2, 1]))))
+    for name, entry in client.generator.state_dict().items():
+        torch.testing.assert_close(entry, server.generator[name], rtol=0, atol=0)
+
+
 def test_the_server_s_losses_by_hand():
     features, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])
     shares = torch.tensor([[0.75, 0.0], [0.25, 1.0]])
@@ -68,6 +93,39 @@ def test_the_server_s_losses_by_hand():
     noise = torch.tensor([[0.0, 0.0], [1.0, 0.5]])
     # Mean squares .625 and mean absolute differences 1.5, of two of the four pairs.
     assert diversity(noise, features).item() == pytest.approx(np.exp(-0.5 * 0.625 * 1.5), rel=1e-6)
+
+
+def test_the_generator_s_steps_go_on_from_round_to_round_at_a_rate_that_falls():
+    client = client_of()
+    server = FedGenServer(client, steps=1, batch_size=4, learning_rate=0.1, weight_decay=0.02, spread=3.0)
+    hand = FeatureGenerator(3, client.task.num_features, SMALL["noise"], SMALL["hidden"])
+    hand.load_state_dict(server.generator)
+    adam = torch.optim.Adam(hand.parameters(), weight_decay=0.02)
+    update = Update({**client.shared_state(), COUNTS: torch.tensor([1, 2, 0])}, 3)
+    for round in (2, 3):
+        server.context = Context(0, round)
+        server.aggregate({0: update})
+        with server.context.seeded("generator"):
+            FeatureGenerator(3, client.task.num_features, SMALL["noise"], SMALL["hidden"])  # draws too
+            labels, noise = torch.randint(2, (4,)), torch.rand(4, SMALL["noise"])
+        features = hand(labels, noise)
+        distances = torch.cdist(noise, noise).square() / SMALL["noise"]
+        apart = torch.cdist(features, features, p=1) / client.task.num_features
+        adam.param_groups[0]["lr"] = 0.1 * 0.98 ** (round - 1)
+        adam.zero_grad()
+        spread = 3 * (-(distances * apart).mean()).exp()
+        (F.cross_entropy(client.task.classifier(features), labels) + spread).backward()
+        adam.step()
+        pairs = [(server.auxiliary[GENERATOR + name], weight) for name, weight in hand.named_parameters()]
+        # In the mean: rounding decides where a weight whose gradient is almost 0 goes.
+        assert torch.cat([(one - other).abs().flatten() for one, other in pairs]).mean() < 1e-4
+
+
+def test_without_a_step_the_generator_stays():
+    server = FedGenServer(client_of(), steps=0)
+    server.context, before = Context(0, 1), server.generator
+    server.learn(torch.tensor([[3, 1, 0]]), [(torch.zeros(3, 5), torch.zeros(3))])
+    assert server.generator is before
 
 
 def test_there_is_nothing_to_learn_from_the_generator_before_round_two(federate, exactly):
