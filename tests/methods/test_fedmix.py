@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.message_check import check
 from lit_fedad.methods.fedmix import IMAGES, LABELS, FedMixClient, FedMixServer, SendAverages
 
 
@@ -71,11 +72,28 @@ def test_averages_cross_once_and_everyone_has_them_all(federate, tap):
     assert min(down.values()) > 2 * 4 * (3 * 8 * 8 + 3)
 
 
-@pytest.mark.parametrize(("rows", "why"), [(2, "2 averages"), (0, "0 averages")])
-def test_too_many_averages_are_refused(rows, why):
-    message = {IMAGES: torch.zeros(rows, 3, 8, 8), LABELS: torch.full((rows, 3), 1 / 3)}
-    with pytest.raises(UserError, match=why):
-        SendAverages().validate(FedMixServer(client_of()), 0, Update(message, 9))
+@pytest.mark.parametrize(("rows", "group", "most"), [(2, None, 1), (0, None, 1), (2, 10, 1), (5, 2, 4)])
+def test_too_many_averages_are_refused(rows, group, most):
+    exchange, server = SendAverages(), FedMixServer(client_of(group=group))
+    messages = [{IMAGES: torch.zeros(n, 3, 8, 8), LABELS: torch.full((n, 3), 1 / 3)} for n in (most, rows)]
+    exchange.validate(server, 0, Update(messages[0], 9))
+    with pytest.raises(UserError, match=f"sent {rows} averages, and its images make at most {most}"):
+        exchange.validate(server, 0, Update(messages[1], 9))
+
+
+def test_fewer_images_than_a_group_are_one_average_and_of_one_class_have_its_label():
+    """Two averages of two images each would reveal them."""
+    client = client_of(group=10)
+    found = SendAverages().send(client, loader([1, 1, 1, 1]))
+    assert found[LABELS].tolist() == [[0, 1, 0]]
+    check(found, client.averages_spec(), "the client")
+
+
+def test_averages_of_several_sizes_are_refused():
+    sides = {0: 8, 1: 16}
+    sent = {c: {IMAGES: torch.zeros(1, 3, s, s), LABELS: torch.full((1, 3), 1 / 3)} for c, s in sides.items()}
+    with pytest.raises(UserError, match="several sizes; bring them to one size"):
+        SendAverages().aggregate(FedMixServer(client_of()), {c: Update(m, 1) for c, m in sent.items()})
 
 
 def test_labels_that_are_no_shares_are_refused():

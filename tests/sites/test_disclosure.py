@@ -90,12 +90,18 @@ def test_sums_of_each_product_are_over_no_more_images_than_the_smallest_has():
 
 
 @pytest.mark.parametrize(
-    ("group", "kind"), [(1, Kind.IMAGES), (2, Kind.MEAN_IMAGES), (None, Kind.MEAN_IMAGES)]
+    ("group", "kind", "what"),
+    [
+        (1, Kind.IMAGES, "all training images, as they are"),
+        (2, Kind.MEAN_IMAGES, "one for every 2 training images"),
+        (None, Kind.MEAN_IMAGES, "one of all training images"),
+    ],
 )
-def test_a_mean_of_one_image_is_an_image(group, kind):
+def test_a_mean_of_one_image_is_an_image(group, kind, what):
     from lit_fedad.methods.fedmix import FedMixClient
 
     client = object.__new__(FedMixClient)
     object.__setattr__(client, "group", group)
     (declared,) = SendAverages.discloses.of(client)
     assert (declared.kind, declared.images) == (kind, group if group != 1 else None)
+    assert what in declared.what
