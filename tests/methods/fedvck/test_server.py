@@ -168,7 +168,8 @@ def test_a_class_that_nobody_reports_keeps_its_prototype():
 
 
 def test_a_feature_that_no_image_has_leaves_its_class_among_the_negatives(monkeypatch):
-    server = server_of()
+    """Of class 3 there is no image: it is the negative of none."""
+    server = server_of(negatives=3)
     server.context, sent = Context(0, 1), upload([0, 0, 1, 1, 2])
     server.aggregate({0: sent})
     without = torch.arange(WIDTH).clamp(max=1.0)

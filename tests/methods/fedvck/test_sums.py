@@ -220,6 +220,14 @@ def test_sums_that_no_images_have_are_refused_on_receipt(change, said):
         server.validate(0, Update(change(sums), 4))
 
 
+def test_as_many_images_as_the_client_has_may_all_count_in_full():
+    full = LONGEST * CONSTANT / np.sqrt(1 + CONSTANT**2)
+    total, server = torch.zeros(K, make().num_features), server_of()
+    server.validate(0, Update({TOTAL: total, MASS: torch.tensor([3 * full, full, 0, 0])}, 4))
+    with refusal(r"sums at least 4\.1 images, and has 4"):
+        server.validate(0, Update({TOTAL: total, MASS: torch.tensor([3 * full, 1.1 * full, 0, 0])}, 4))
+
+
 def test_as_many_images_are_counted_as_there_can_be():
     """An image's weight lies between one half and one where there is no bias."""
     sums = FedVCKSumsClient(make(), **CLIENT).send(loader([0, 1, 2, 2, 3, 1], 1))
@@ -232,6 +240,7 @@ def test_a_round_without_an_image_is_refused_in_one_line():
     nothing = {TOTAL: torch.zeros(K, server.task.num_features), MASS: torch.zeros(K)}
     with pytest.raises(UserError, match="no client has sent the sum of an image"):
         server.aggregate({0: Update(nothing, 4)})
+    assert server.trained_on(nothing) is server.weights  # what an observer makes of it
 
 
 @pytest.mark.parametrize(
