@@ -6,9 +6,11 @@ from helpers.methods import exchanges_of
 from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import ConcatDataset, DataLoader
 
-from lit_fedad.contracts import Update
+from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.message_check import outliers
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import residual_basis
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
@@ -29,13 +31,15 @@ def make_subspace():
 
 @pytest.fixture
 def play(federate, make_subspace):
-    def play(data, rounds=0, **task):
+    def play(data, rounds=0, channel=None, client=None, **task):
         return federate(
             FederatedSubspaceClient,
             FederatedSubspaceServer,
             task=make_subspace(**task),
             data=data,
             rounds=rounds,
+            client=client,
+            channel=channel or Channel(),
         )
 
     return play
@@ -78,6 +82,11 @@ def test_a_client_sends_its_moments_once(play, make_loader):
         {0: 0, 1: 0},
     ]
     assert int(played.server.moments["count"].sum()) == 10 * 16
+
+
+def test_dimensions_inside_and_outside_add_up_to_the_channels(play, make_loader):
+    found = play({0: make_loader()}, client={"noised_directions": 4}).server.diagnostics()
+    assert found["dimensions"] + found["residual_dimensions"] == CHANNELS
 
 
 def test_without_a_second_image_at_any_client_none_is_held_out(play, make_loader):
@@ -153,6 +162,42 @@ def test_clusters_of_no_patch_are_refused(make_subspace):
     exchange.validate(None, 0, Update({"counts": torch.tensor([0.0, 0.0, 1.0])}, 1))
     with pytest.raises(UserError, match="the client's clusters count no patch"):
         exchange.validate(None, 0, Update({"counts": torch.zeros(3)}, 1))
+
+
+def test_centres_of_clients_count_by_their_images(make_subspace):
+    client = FederatedSubspaceClient(make_subspace(clusters=1, image_score=LocalScale(1.0)))
+    server = FederatedSubspaceServer(client)
+    server.context = Context(0, 0)
+    exchange = next(one for one in exchanges_of(client).setup if one.name == "clusters")
+    sent = {  # four patches of one image, and two of three
+        0: Update({"memory": torch.zeros(1, CHANNELS), "counts": torch.tensor([4.0])}, 1),
+        1: Update({"memory": torch.ones(1, CHANNELS), "counts": torch.tensor([2.0])}, 3),
+    }
+    exchange.aggregate(server, sent)
+    torch.testing.assert_close(server.clusters["memory"], torch.full((1, CHANNELS), 0.75))
+
+
+def test_residuals_of_more_patches_than_there_are_are_refused(make_subspace):
+    client = FederatedSubspaceClient(make_subspace(clusters=2, image_score=LocalScale(1.0)))
+    server = FederatedSubspaceServer(client)
+    exchange = next(one for one in exchanges_of(client).setup if one.name == "residuals")
+    exchange.validate(server, 0, Update({"counts": torch.tensor([20.0, 12.0])}, 2))
+    with pytest.raises(UserError, match="counts 33 vectors, but its images have 32"):
+        exchange.validate(server, 0, Update({"counts": torch.tensor([20.0, 13.0])}, 2))
+
+
+def test_a_client_with_forty_times_as_many_images_is_no_outlier(play, make_loader, tap):
+    """Sums of residuals grow with the images."""
+    played = play(
+        {0: make_loader(1), 1: make_loader(40, 1)}, clusters=2, image_score=LocalScale(1.0), channel=tap
+    )
+    for exchange in exchanges_of(played.client).setup:
+        spec = exchange.upload_spec(played.client)
+        sent = {
+            c: Update(message, 1) for _, c, message in tap.sent if c is not None and set(message) == set(spec)
+        }
+        assert len(sent) == 2
+        assert outliers(sent, {}, 20, spec) == {}
 
 
 def test_nothing_can_be_trained(make_subspace):

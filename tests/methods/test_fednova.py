@@ -7,6 +7,7 @@ import torch
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Byte, Channel, Plain
+from lit_fedad.federation.message_check import outliers
 from lit_fedad.methods.fednova import FedNovaClient, FedNovaServer, predict_with_weights
 
 STEP = 0.1
@@ -44,6 +45,23 @@ def test_rounds_by_hand_with_half_of_the_clients(federate, make_linear, make_poi
     expected = by_hand(hand, data, momentum, participants)
     # Lengths and messages are float32 on the way: the length is exact, the mean step is in double.
     np.testing.assert_allclose(hand.theta(played.server.weights), expected, rtol=1e-7)
+
+
+def test_with_an_optimiser_without_momentum_the_length_is_the_number_of_steps(
+    federate, make_linear, make_points, tap
+):
+    class WithAdam(make_linear):
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    federate(FedNovaClient, FedNovaServer, task=WithAdam(), data={0: make_points(5)}, rounds=2, channel=tap)
+    assert [tap.uploads(round)[0]["length"].item() for round in (1, 2)] == [3, 3]
+
+
+def test_a_client_with_a_thousand_times_as_many_steps_is_no_outlier(make_linear):
+    client = FedNovaClient(make_linear())
+    sent = {one: Update({"length": torch.tensor(1.0 + 1000 * one)}, 1 + 1000 * one) for one in range(2)}
+    assert outliers(sent, {}, 30, {"length": client.upload_spec()["length"]}) == {}
 
 
 def test_an_upload_shows_the_trained_weights(federate, make_linear, points_by_hand, hand, tap):
