@@ -195,6 +195,9 @@ def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
     assert list(failed.history[-1].failures) == [0]
     exactly(failed.server.weights, alone.server.weights)
     exactly(failed.pool.get(1), alone.pool.get(1))
+    learnt, start = {**alone.server.weights, **alone.pool.get(1)["own_entries"]}, Own().state_dict()
+    for name in ("downsample.1.bias", "classifier.bias"):
+        assert not torch.equal(learnt[name], start[name])
 
 
 def test_a_task_that_is_all_head_is_refused_in_one_line(make_deep):

@@ -72,6 +72,24 @@ def test_with_a_new_optimiser_each_round_one_client_is_fedavg(
     exactly(alone.history[-1].metrics, average.history[-1].metrics)
 
 
+@pytest.mark.parametrize(("trains", "fitted"), [(True, []), (False, [1, 2])])
+def test_only_a_task_without_trained_weights_is_fitted_anew_and_once_a_stage(make_linear, trains, fitted):
+    """A centre or subspace that weights are trained for stays; `Prepare` has fitted stage 0."""
+    seen = []
+
+    class Fits(make_linear):
+        prepares = True
+
+        def refresh(self, loader, context, first=False):
+            seen.extend([context.stage] if first else [])
+
+    client = LocalClient(Fits().requires_grad_(trains))
+    for round, stage in enumerate([0, 0, 1, 1, 2], start=1):
+        client.context = Context(0, round, 0, stage=stage)
+        client.refresh(loader=[])
+    assert seen == fitted
+
+
 def test_others_data_have_no_influence(federate, make_task, make_loader, exactly):
     here, there = (
         federate(LocalClient, task=make_task(), data={0: make_loader(5), 1: other}, rounds=2)

@@ -9,7 +9,8 @@ from helpers.frozen import NEW, Colours, frozen_encoder, images, scores_of
 from helpers.methods import restarted
 from sklearn.neighbors import NearestNeighbors
 
-from lit_fedad.contracts import Update
+from lit_fedad.contracts import Update, disclosed_by
+from lit_fedad.contracts.disclosure import Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.dbe import DBEClient
 from lit_fedad.methods.fedavg import FedAvgClient, LatestMessagesServer
@@ -162,10 +163,17 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly, bank):
     exactly(parts.history[-1].metrics, whole.history[-1].metrics)
 
 
-def test_more_vectors_than_images_are_refused():
+@pytest.mark.parametrize("vectors", [0, 5])
+def test_more_vectors_than_images_or_none_are_refused(vectors):
     server = LatestMessagesServer(PandaClient(task()))
-    with pytest.raises(UserError, match="5 vectors of 4 images"):
-        Banks().validate(server, 0, Update({BANK: torch.zeros(5, 8)}, 4))
+    Banks().validate(server, 0, Update({BANK: torch.zeros(1, 8)}, 1))
+    with pytest.raises(UserError, match=f"{vectors} vectors of 4 images"):
+        Banks().validate(server, 0, Update({BANK: torch.zeros(vectors, 8)}, 4))
+
+
+@pytest.mark.parametrize(("bank", "kinds"), [("shared", [Kind.PATCHES, Kind.SUMS]), ("own", [Kind.SUMS])])
+def test_only_a_shared_bank_discloses_centres_of_few_images(bank, kinds):
+    assert [part.kind for part in disclosed_by(Banks(initial=True), PandaClient(task(), bank=bank))] == kinds
 
 
 def test_encoders_without_pretrained_features_are_refused():

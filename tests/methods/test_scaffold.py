@@ -196,6 +196,17 @@ def test_only_what_trains_has_a_control(scaffold, make_classifier, make_points):
     assert set(control_of(server)) == {n for n, p in make_classifier().named_parameters() if p.requires_grad}
 
 
+def test_a_weight_that_the_loss_does_not_use_stays(scaffold, make_linear, points_by_hand):
+    class Half(make_linear):
+        def __init__(self):
+            super().__init__()
+            self.unused = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    played = scaffold(Half(), points_by_hand)
+    assert played.server.weights["unused"].tolist() == [1, 1]
+    assert control_of(played.server)["unused"].tolist() == [0, 0]
+
+
 def test_without_a_step_the_control_stays(make_linear):
     """In 16-mixed gradients of all of a small client's steps may overflow, and none is taken."""
     client = ScaffoldClient(make_linear())
