@@ -90,17 +90,27 @@ def apart(request):
     return APART[request.param]
 
 
-def test_apart_from_the_shared_model_it_trains_towards_a_bank_of_its_own(
-    federate, make_task, make_loader, exactly, apart
+@pytest.fixture(params=["memory bank", "classifier"])
+def two_clients(request, make_task, make_loader, make_classifier, make_points):
+    """Tasks and data of two clients: features attract to the bank of the model that made them, or are normalised."""
+    if request.param == "classifier":
+        return make_classifier, {0: make_points(6), 1: make_points(4, seed=1)}
+    return partial(make_task, learning_rate=0.05), {0: make_loader(5), 1: make_loader(3, seed=1)}
+
+
+def test_apart_from_the_shared_model_it_trains_as_a_client_that_is_alone(
+    federate, two_clients, exactly, apart
 ):
-    """Bit for bit what the client has that trains alone: features attract to the bank of the model that made them."""
-    client_class, client = apart
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    own = federate(client_class, task=make_task(learning_rate=0.05), data=data, client=client)
-    alone = federate(
-        LocalClient, task=make_task(learning_rate=0.05), data=data, client={"keep_optimizer": False}
-    )
+    (client_class, client), (make, data) = apart, two_clients
+    own = federate(client_class, task=make(), data=data, client=client)
+    alone = federate(LocalClient, task=make(), data=data, client={"keep_optimizer": False})
     exactly(own.history[-1].metrics, alone.history[-1].metrics)
+
+
+def test_the_shared_model_trains_as_without_a_personal_one(federate, two_clients, exactly, apart):
+    (client_class, client), (make, data) = apart, two_clients
+    ours = federate(client_class, task=make(), data=data, client=client)
+    exactly(ours.server.weights, federate(FedAvgClient, task=make(), data=data).server.weights)
 
 
 def test_it_has_the_learning_rate_of_the_round(federate, make_linear, hand, apart):
