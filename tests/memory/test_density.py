@@ -114,6 +114,12 @@ def test_two_equal_images_can_be_scored_by():
     assert scores.argmin() == 0
 
 
+def test_features_that_have_collapsed_have_a_variance_as_large_as_their_rounding():
+    """1e-10 of their mean square, of which shrinkage keeps a tenth."""
+    found = estimate_densities(torch.tensor([[3000.0, 1000.0]] * 3), 1, 0.1, generator())
+    torch.testing.assert_close(found.covariance[0], 0.1 * 1e-10 * 5e6 * torch.eye(2))
+
+
 def test_shrinkage_makes_few_features_in_many_dimensions_scorable():
     features = nn.functional.normalize(rows(20, 32), dim=1)
     found = estimate_densities(features, 1, 0.1, generator())

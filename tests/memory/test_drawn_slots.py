@@ -4,7 +4,7 @@ import torch
 
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import SlotReduce
-from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots
+from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots, split_fullest
 from lit_fedad.memory.subspace import statistics_of
 
 
@@ -36,6 +36,11 @@ def test_copies_move_apart_and_others_stay():
     assert (moved[[2, 3]] != memory[[2, 3]]).all()
     draws = torch.randn(5, 2, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close((moved - memory)[[2, 3]], (0.1 * memory.std(0, correction=0) * draws)[[2, 3]])
+
+
+def test_the_fullest_slot_is_split_first_and_counts_half_from_then_on():
+    counts = torch.tensor([3.0, 0.0, 8.0, 0.0, 0.0])
+    assert split_fullest(counts, counts > 0).tolist() == [0, 2, 2, 2, 0]
 
 
 def test_sums_without_a_clients_images_are_those_of_the_others():

@@ -49,6 +49,14 @@ def test_federated_lloyd_is_central_lloyd_whatever_the_partition(maps, bank, siz
         memory = merged
 
 
+def test_slots_are_means_of_their_patches_and_stay_without_one():
+    """Of two clients: one patch in all, patches of both, none."""
+    vectors, counts = torch.tensor([[5.0], [1.0], [7.0], [8.0], [4.0], [9.0]]), [1.0, 2.0, 0.0, 0.0, 1.0, 0.0]
+    previous = torch.tensor([[0.0], [0.5], [3.0]])
+    found = LloydAggregation()(vectors, torch.tensor(counts), 3, previous, torch.Generator())
+    assert found.tolist() == [[5.0], [2.0], [3.0]]
+
+
 def test_the_first_memory_is_clustered_by_weight():
     first = LloydAggregation(patches_per_slot=1)(
         torch.tensor([[0.0], [1.0], [10.0]]),
@@ -60,13 +68,14 @@ def test_the_first_memory_is_clustered_by_weight():
     assert sorted(first.flatten().tolist()) == [0.25, 10.0]
 
 
-def test_few_patches_fill_the_first_memory_with_copies():
-    vectors = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("patches", "filled"), [(10, 2), (3, 1)])
+def test_few_patches_fill_the_first_memory_with_copies(patches, filled):
+    vectors = torch.randn(patches, 2, generator=torch.Generator().manual_seed(0))
     first = LloydAggregation(patches_per_slot=4)(
-        vectors, torch.ones(10), 5, None, torch.Generator().manual_seed(0)
+        vectors, torch.ones(patches), 5, None, torch.Generator().manual_seed(0)
     )
     assert first.shape == (5, 2)
-    assert len(first.unique(dim=0)) == 2
+    assert len(first.unique(dim=0)) == filled
 
 
 def test_slots_of_too_few_images_become_the_nearest_other():

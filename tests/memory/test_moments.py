@@ -37,14 +37,19 @@ def test_the_union_is_that_of_all_rows_in_any_order(rows, sizes):
 
 
 def test_the_union_of_sets_is_that_of_each_set(rows):
-    """Of three clients, one lacks the second set, and all lack the third; in messages, empty sets have no rows."""
-    sizes = ([100, 50, 0], [20, 0, 0], [10, 320, 0])
-    cuts = [part.split(own) for own, part in zip(sizes, rows.split([150, 20, 330]), strict=True)]
+    """Of three clients, one lacks the second set, and all lack the third; in messages, empty sets have no rows.
+
+    The last set has one row in all.
+    """
+    sizes = ([100, 50, 0, 1], [20, 0, 0, 0], [10, 319, 0, 0])
+    cuts = [part.split(own) for own, part in zip(sizes, rows.split([151, 20, 329]), strict=True)]
     sent = [MomentSets.of([Moments.of([part], 6) for part in parts], 6).message() for parts in cuts]
-    assert [len(message["mean"]) for message in sent] == [2, 1, 2]
+    assert [len(message["mean"]) for message in sent] == [3, 1, 2]
     found = list(MomentSets.union([MomentSets.of_message(message) for message in sent]))
     close(found[0], torch.cat([parts[0] for parts in cuts]), rtol=1e-5)
     close(found[1], torch.cat([parts[1] for parts in cuts]), rtol=1e-5)
+    torch.testing.assert_close(found[3].mean, rows[150].double(), rtol=1e-6, atol=0)
+    assert not found[3].covariance.any()
     assert found[2].count == 0
     assert not found[2].mean.any()
     assert not found[2].covariance.any()
@@ -55,6 +60,12 @@ def test_what_is_left_without_a_part_is_that_of_the_other_rows(rows, size):
     whole, part = Moments.of([rows], 6), Moments.of([rows[:size]], 6)
     left = whole.without(part)
     close(left, rows[size:], rtol=1e-5) if size < 500 else close(Moments.union([left, part]), rows)
+
+
+def test_a_single_row_that_is_left_is_the_mean(rows):
+    left = Moments.of([rows[:3]], 6).without(Moments.of([rows[1:3]], 6))
+    assert left.count == 1
+    torch.testing.assert_close(left.mean, rows[0].double(), rtol=1e-4, atol=1e-4)
 
 
 def test_scaling_is_that_of_the_rows(rows):

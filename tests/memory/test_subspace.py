@@ -1,5 +1,7 @@
 """The subspace of normal vectors against scikit-learn's principal component analysis."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,12 @@ def test_residuals_are_those_of_scikit_learn(rows, share):
     np.testing.assert_allclose(residual_norms(new - rows.mean(0), basis), expected, rtol=1e-3)
 
 
+def test_the_share_is_of_the_variance_along_all_directions():
+    """Of 4 + 3 + 3 the first direction has 0.4."""
+    held = Moments(9, torch.zeros(3), torch.tensor([4.0, 3.0, 3.0]).double().diag())
+    assert [residual_basis(held, share).shape[1] for share in (0.4, 0.5, 0.8)] == [2, 1, 1]
+
+
 def test_all_variance_leaves_one_direction(rows):
     assert residual_basis(moments(rows), 1.0).shape == (8, 1)
 
@@ -64,6 +72,12 @@ def test_likelihoods_are_those_of_probabilistic_pca(rows):
     ]
     # scikit-learn divides by n - 1.
     np.testing.assert_allclose(found, expected, rtol=2e-3)
+
+
+def test_the_unit_of_features_changes_all_likelihoods_alike(rows):
+    fitted, scored, unit = moments(rows), moments(draw(300, 1)), torch.full((8,), 1e4)
+    found = log_likelihoods(fitted.scaled(unit), scored.scaled(unit)) - log_likelihoods(fitted, scored)
+    torch.testing.assert_close(found, torch.full((7,), 8 * math.log(1e4)).double())
 
 
 def test_the_likeliest_dimensions_are_those_that_the_vectors_have():
