@@ -17,7 +17,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
-from lit_fedad.methods.parts.noised_bank import DEVIATIONS, PRIOR, ImageSlots
+from lit_fedad.methods.parts.noised_bank import DEVIATIONS, PRIOR, ImageSlots, NoisedSlots
 from lit_fedad.methods.parts.noised_subspace import public_frame
 from lit_fedad.privacy.image_privacy import ImagePrivacy, mu_of
 from lit_fedad.privacy.noised_sums import clipped_parts, clipped_sum, gaussian
@@ -199,6 +199,14 @@ def test_an_infinite_budget_is_the_plain_run(federate, data):
     assert endless.privacy is None
     for name, entry in model(plain).items():
         assert model(endless)[name].equal(entry)
+
+
+def test_clients_load_the_model_with_the_slots_of_a_round(federate, data):
+    server, client = play(federate, data).server, FederatedBankClient(bank(), drawn=True)
+    exchange = NoisedSlots("slots", ImageSlots)
+    exchange.receive(client, exchange.broadcast(server, 0))
+    torch.testing.assert_close(client.task.memory, server.known["memory"])
+    torch.testing.assert_close(client.frame["slots"], server.moments["slots"].float())
 
 
 def test_the_model_measures_as_the_public_frame_does(federate, data):

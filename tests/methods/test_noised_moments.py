@@ -25,8 +25,10 @@ from lit_fedad.methods.parts.noised_subspace import (
     _moments,
     public_frame,
     weight_of,
+    whitener,
     without_negative,
 )
+from lit_fedad.models.scenes import Scenes
 from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, mu_of
 from lit_fedad.privacy.noised_sums import Noised, clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
@@ -88,6 +90,18 @@ def test_the_public_frame_has_uncorrelated_directions_in_which_usual_features_ha
     scale = channel_scale(moments.variance, 1.0)
     largest = torch.linalg.eigvalsh(moments.scaled(scale).covariance).flip(0)[:5]
     torch.testing.assert_close(variances, largest / largest.sum())
+
+
+def test_the_public_frame_is_that_of_drawn_scenes():
+    task = subspace()
+    scenes = Scenes(size=32, scenes=128, textures=48).views(0)[0]
+    mean, std = (torch.tensor(values)[:, None, None] for values in (task.backbone.mean, task.backbone.std))
+    rows = task.embed({"image": (scenes - mean) / std}).flatten(0, 1).double()
+    centre, frame = public_frame(task, 5)
+    torch.testing.assert_close(centre, rows.mean(0), rtol=1e-4, atol=1e-5)
+    covariance = ((rows - rows.mean(0)) @ frame).T @ ((rows - rows.mean(0)) @ frame) / len(rows)
+    torch.testing.assert_close(covariance, covariance.diagonal().diag(), rtol=0, atol=1e-4)
+    assert float(covariance.trace()) == pytest.approx(1, rel=1e-4)
 
 
 def test_scenes_go_where_the_backbone_is_which_may_be_on_the_gpu_before_the_rest_of_the_task(monkeypatch):
@@ -280,6 +294,20 @@ def test_a_weight_of_up_to_three_deviations_of_the_noise_is_hidden_by_it():
     assert weight_of({"weight": torch.tensor(3.25)}, 1.0) == 3.25
     with pytest.raises(HiddenByNoiseError, match="give more images or a larger epsilon \\("):
         weight_of({"weight": torch.tensor(3.0)}, 1.0)
+
+
+def test_products_whose_largest_variance_noise_alone_would_have_are_hidden_by_it():
+    sums, found = ImageProducts(looking(subspace(), 2, {})), torch.tensor([3.0, 0.0, 1.0]).double()
+    assert float(sums.from_sums(None, {"product": found}, 1.45)["noise"]) == pytest.approx(2.9)
+    with pytest.raises(HiddenByNoiseError):
+        sums.from_sums(None, {"product": found}, 1.55)
+
+
+def test_whitened_directions_have_equal_variances_up_to_what_is_added():
+    """A ridge of a half of the mean variance, 2, and three tenths of the noise."""
+    results = {"product": torch.tensor([[3.0, 0.0], [0.0, 1.0]]).double(), "noise": torch.tensor(10.0)}
+    expected = torch.tensor([3.0 + 1 + 3, 1 + 1 + 3]).double().rsqrt().diag()
+    torch.testing.assert_close(whitener(results, 0.5), expected)
 
 
 def test_what_noise_made_negative_is_taken_for_no_variance():
