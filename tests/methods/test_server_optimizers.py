@@ -12,6 +12,7 @@ from torch import nn
 from lit_fedad.contracts import Context, Task, Update
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.building import build
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.feddyn import FedDynClient, FedDynServer
 from lit_fedad.methods.parts.server_optimizers import Adaptive
@@ -55,6 +56,15 @@ def test_a_learning_rate_may_be_a_whole_number():
     """The authors' is 1, and torch's optimisers say of theirs that it is a number or a tensor."""
     section = {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 1, "momentum": 0.5}
     assert played(build(section)) == [4.0, 6.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"lr": 0.0}, {"tau": 0.0}, {"tau": 2e9}, {"beta1": 1.5}, {"beta2": -0.1}]
+)
+def test_settings_out_of_range_are_refused(setting):
+    ((name, value),) = setting.items()
+    with pytest.raises(UserError, match=rf"^method\.server\.server_optimizer\.{name}={value} must be"):
+        Adaptive(OneWeight().parameters(), **setting)
 
 
 @pytest.mark.parametrize("method", ["fedavgm", "adam", "feddyn"])

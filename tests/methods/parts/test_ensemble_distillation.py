@@ -82,6 +82,8 @@ def test_public_images_look_as_the_tasks_loaders_give_them():
     found = as_batch(make(), images)["image"].double().numpy()
     mean, std = (np.array(x).reshape(3, 1, 1) for x in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
     np.testing.assert_allclose(found, (images.numpy() / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+    features = torch.ones(2, 5)  # of a frozen encoder, as they are
+    assert as_batch(make(), features)["image"] is features
 
 
 @pytest.mark.parametrize(("own_key", "decay"), [(False, True), (True, False)])
@@ -217,6 +219,15 @@ def test_a_last_batch_of_one_image_is_left_out(teachers):
     distillation = EnsembleDistillation(10, epochs=2, batch_size=4, freeze_normalisation=False)
     distil(distillation, task, teachers, public=public_images(5))
     assert seen[True] == [4, 4]
+
+
+def test_settings_out_of_range_are_refused():
+    zero = dict.fromkeys(("queue", "epochs", "batch_size"), 0)
+    zero |= dict.fromkeys(("teacher_temperature", "student_temperature"), 0.0)
+    negative = dict.fromkeys(("learning_rate", "momentum", "weight_decay"), -0.1)
+    for name, value in {**zero, **negative}.items():
+        with refusal(rf"method\.server\.distillation\.{name}={value} must be"):
+            EnsembleDistillation(**{name: value})
 
 
 def test_a_learning_rate_that_diverges_is_named(teachers):
