@@ -6,9 +6,11 @@ import torch
 from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import DataLoader
 
+from lit_fedad.contracts import disclosed_by
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import fit_subspace, least_residuals
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
+from lit_fedad.methods.parts.pooled_moments import PooledMoments
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.tasks.subspace import Subspace
 
@@ -58,6 +60,17 @@ def test_a_product_has_the_subspace_of_its_own_images(federate):
         mean, expected = fit_subspace([Moments.of([rows], rows.shape[1])], 0.9, 1.0)
         torch.testing.assert_close(centre, mean, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(basis @ basis.T, expected @ expected.T, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("given", "by_product"),
+    [({}, False), ({"products": ("bolt", "nut")}, True), ({"share": "likelihood"}, False)],
+)
+def test_moments_of_products_are_disclosed_as_such(given, by_product):
+    """A product may have few images; the two sets from which dimensions are chosen are of all products."""
+    task = Subspace(TinyPyramid(), **{"share": 0.9, "grid": 4, "image_size": 32, **given})
+    (disclosed,) = disclosed_by(PooledMoments(), FederatedSubspaceClient(task))
+    assert disclosed.by_product == by_product
 
 
 def test_a_client_sends_moments_of_the_products_that_it_has(federate):

@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.channel import Channel, Half
 from lit_fedad.federation.message_check import outliers
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import residual_basis
@@ -82,11 +82,27 @@ def test_a_client_sends_its_moments_once(play, make_loader):
         {0: 0, 1: 0},
     ]
     assert int(played.server.moments["count"].sum()) == 10 * 16
+    assert played.server.measured == {0: 6, 1: 4}  # images
 
 
 def test_dimensions_inside_and_outside_add_up_to_the_channels(play, make_loader):
     found = play({0: make_loader()}, client={"noised_directions": 4}).server.diagnostics()
     assert found["dimensions"] + found["residual_dimensions"] == CHANNELS
+
+
+def test_no_codec_rounds_the_covariance(play, make_loader):
+    """Rounded, that of few vectors would have negative variances."""
+    found = [play({0: make_loader()}, channel=channel).server for channel in (Channel(Half(), Half()), None)]
+    assert torch.equal(*(server.moments["covariance"] for server in found))
+
+
+def test_a_client_loads_the_model_with_the_sums_that_it_is_made_of(play, make_subspace, make_loader):
+    server = play({0: make_loader()}).server
+    client = FederatedSubspaceClient(make_subspace())
+    exchange = exchanges_of(client).leave_out
+    exchange.receive(client, exchange.broadcast(server, 0))
+    torch.testing.assert_close(client.task.centre, server.subspace["centre"])
+    torch.testing.assert_close(client.task.basis, server.subspace["basis"])
 
 
 def test_without_a_second_image_at_any_client_none_is_held_out(play, make_loader):
@@ -154,6 +170,14 @@ def test_impossible_moments_are_refused(make_subspace, changed, said):
     exchange.validate(server, 0, moments())
     with pytest.raises(UserError, match=said):
         exchange.validate(server, 0, moments(changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("noised_share", 0.0), ("noised_share", 1.5), ("noised_directions", 1)]
+)
+def test_settings_out_of_range_are_refused(make_subspace, name, value):
+    with pytest.raises(UserError, match=rf"method\.client\.{name}={value} must be"):
+        FederatedSubspaceClient(make_subspace(), **{name: value})
 
 
 def test_clusters_of_no_patch_are_refused(make_subspace):
