@@ -66,6 +66,7 @@ def test_a_single_row_that_is_left_is_the_mean(rows):
     left = Moments.of([rows[:3]], 6).without(Moments.of([rows[1:3]], 6))
     assert left.count == 1
     torch.testing.assert_close(left.mean, rows[0].double(), rtol=1e-4, atol=1e-4)
+    assert Moments.union([Moments.none(6), left]).mean.equal(left.mean)
 
 
 def test_scaling_is_that_of_the_rows(rows):

@@ -129,9 +129,23 @@ def test_whitened_features_have_equal_variance_up_to_the_ridge(rows):
     np.testing.assert_allclose(np.cov(white.double().numpy().T, bias=True), np.eye(8), atol=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("standardise", "scale", "whitened"), [(True, [3.0, 1.0], [1.5, 1.5]), (False, [1.0, 1.0], [11.5, 3.5])]
+)
+def test_half_of_the_mean_variance_is_added_to_that_of_features_as_they_are_scaled(
+    standardise, scale, whitened
+):
+    held = Moments(9, torch.ones(2), torch.tensor([9.0, 1.0]).double().diag())
+    found = statistics_of(held, standardise, shrinkage=0.0, whiten=0.5)
+    torch.testing.assert_close(found["scale"], torch.tensor(scale), rtol=1e-4, atol=0)
+    expected = torch.tensor(whitened).rsqrt().diag()
+    torch.testing.assert_close(symmetric(found["whitening"], 2), expected, rtol=1e-4, atol=1e-6)
+    assert statistics_of(held, standardise, 0.0, None)["scale"].equal(found["scale"])
+
+
 @pytest.mark.parametrize("shrinkage", [None, 1.0])
 def test_few_patches_that_leave_no_residual_still_have_a_measure(shrinkage):
-    patches = torch.eye(4, 8)  # of equal variance in three directions, and of none in others
+    patches = 30 * torch.eye(4, 8)  # of equal variance in three directions, and of none in others
     _, directions = fit_subspaces([moments(patches)], 0.99, shrinkage, length=torch.tensor(1.0))
     assert 0 < directions.abs().max() * patches.var(0, correction=0).sum().sqrt() < 1e4
 

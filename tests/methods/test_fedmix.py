@@ -41,6 +41,7 @@ def test_the_loss_by_hand():
         logp = client.task.classifier(client.task.encoder(0.8 * images)).log_softmax(1)
     expected = own(0.8 * images) - 0.2 * (logp @ shares).mean() + 0.2 * slope
     assert outputs["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+    assert outputs["accuracy"] == (logp.argmax(1) == labels).float().mean()
     outputs["loss"].backward()  # through the gradient, to the weights
     assert client.task.encoder.mix.weight.grad.abs().sum() > 0
 
