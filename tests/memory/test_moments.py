@@ -78,6 +78,7 @@ def test_no_row_counts_nothing():
     nothing = Moments.of([], 3)
     assert nothing.count == 0
     assert not nothing.covariance.any()
+    assert Moments.union([nothing, nothing]).count == 0
     with pytest.raises(ValueError, match="no moments"):
         Moments.union([])
 

@@ -17,7 +17,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
-from lit_fedad.methods.parts.noised_bank import DEVIATIONS, PRIOR, ImageSlots, NoisedSlots
+from lit_fedad.methods.parts.noised_bank import PRIOR, ImageSlots, NoisedSlots
 from lit_fedad.methods.parts.noised_subspace import public_frame
 from lit_fedad.privacy.image_privacy import ImagePrivacy, mu_of
 from lit_fedad.privacy.noised_sums import clipped_parts, clipped_sum, gaussian
@@ -144,7 +144,7 @@ def test_what_sums_say_of_slots_by_independent_arithmetic(seed, noise, least):
     sums = {name: torch.from_numpy(part) for name, part in sums.items()}
     task = SimpleNamespace(average_pool=True, whiten=0.1, cosine=False, slots=4)
     one = ImageSlots(looking(task, {}, 3))
-    shown = [count >= least + DEVIATIONS * noise for count in counts]
+    shown = [count >= least + 3 * noise for count in counts]
     if not any(shown):
         with pytest.raises(HiddenByNoiseError):
             one.from_sums(SimpleNamespace(min_images=least), sums, noise)
