@@ -97,6 +97,11 @@ def test_fewer_features_than_clusters(size, most):
     assert found.covariance.isfinite().all()
 
 
+def test_there_may_be_a_cluster_for_every_two_features():
+    pairs = torch.tensor([[0.0, 0.0], [0.0, 1.0], [90.0, 0.0], [90.0, 1.0]])
+    assert estimate_densities(pairs, 10, 0.1, generator()).count.tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("size", [0, 1])
 def test_less_than_two_features_have_no_density(size):
     found = estimate_densities(rows(size, 3), 2, 0.1, generator())

@@ -78,6 +78,13 @@ def test_few_patches_fill_the_first_memory_with_copies(patches, filled):
     assert len(first.unique(dim=0)) == filled
 
 
+def test_less_than_a_patch_for_each_slot_is_refused():
+    with pytest.raises(
+        UserError, match=r"method\.server\.aggregation\.patches_per_slot=0 must be at least 1"
+    ):
+        LloydAggregation(patches_per_slot=0)
+
+
 def test_slots_of_too_few_images_become_the_nearest_other():
     memory = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
     assert shared_slots(memory, torch.tensor([5, 1, 2, 5]), min_images=3).tolist() == [0, 0, 3, 3]

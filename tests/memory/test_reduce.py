@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,15 @@ def test_slot_reduce_follows_the_recipe(maps, memory, t):
     assert counts.tolist() == expected_counts.tolist()
     assert counts[5] == 0
     assert torch.equal(result[5], memory[5])
+
+
+@pytest.mark.parametrize("rule", [PositionReduce, SlotReduce, partial(SlotReduce, weights="clipped")])
+def test_the_unit_of_features_does_not_matter(rule, maps, memory):
+    """Distances are below 1 with the smaller unit, and so are their sums."""
+    usual, small = (reduced(rule(), unit * maps, unit * memory, t=2) for unit in (1.0, 2.0**-12))
+    torch.testing.assert_close(small.memory * 2.0**12, usual.memory, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(small.radii * 2.0**12, usual.radii, rtol=1e-4, atol=1e-5)
+    assert small.counts.equal(usual.counts)
 
 
 @pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
@@ -253,6 +264,14 @@ def test_radii_are_of_what_patches_are_judged_by(maps, memory):
     for slot, radius in enumerate(reduce.finish().radii.tolist()):
         own = values[at == slot]
         assert radius == pytest.approx(float(own.square().mean().sqrt()) if len(own) else 0.0, rel=1e-5)
+
+
+def test_only_plain_means_add_up():
+    plain = [
+        SlotReduce(weights, average).adds_up for weights in ("none", "distance") for average in (False, True)
+    ]
+    assert plain == [True, False, False, False]
+    assert not PositionReduce().adds_up
 
 
 def test_plain_means_are_one_lloyd_step(maps, memory):
