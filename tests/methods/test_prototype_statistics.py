@@ -6,7 +6,7 @@ from helpers.tiny_pyramid import TinyPyramid
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.utils.data import ConcatDataset, DataLoader
 
-from lit_fedad.contracts import Update
+from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.prototype_statistics import (
@@ -217,3 +217,34 @@ def test_mixed_precision_rounds_no_logit():
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = client.predict_step(batch).logits
     assert torch.equal(mixed, client.predict_step(batch).logits)
+
+
+@pytest.mark.parametrize(("seen", "shown"), [(2.5, False), (2.7, True)])
+def test_what_noised_sums_say_of_classes_by_hand(seen, shown):
+    """40 images at (1, 0), 10 at (0.6, 0.8), and some at (0, 1), of which noise of 0.5 hides 2.598."""
+    sums = {
+        "count": torch.tensor([40.0, 10.0, seen]).double(),
+        "total": torch.tensor([[40.0, 0.0], [6.0, 8.0], [0.0, seen]]).double(),
+        "product": torch.tensor([40 + 3.6, 4.8 * 2**0.5, 6.4 + seen]).double(),
+    }
+    sums = {name: part / 3**0.5 for name, part in sums.items()}
+    found = ImagePrototypes(PrototypeStatisticsClient(make_task())).from_sums(None, sums, noise=0.5)
+    assert found["count"].tolist() == [[40, 10, 3 * shown]]
+    expected = torch.tensor([[[1.0, 0.0], [0.6, 0.8], [0.0, 1.0 * shown]]])
+    torch.testing.assert_close(found["mean"], expected)
+    # Images of classes that do not show are in the products of all, and not between the means.
+    beside = 0.0 if shown else seen / 50
+    torch.testing.assert_close(found["within"], torch.tensor([[0.0, 0.0, beside]]), rtol=1e-5, atol=1e-6)
+
+
+def test_each_stage_is_measured_once():
+    client, sent = PrototypeStatisticsClient(make_task()), []
+    for round, stage in enumerate([0, 0, 1, 1, 2]):
+        client.context = Context(0, round, 0, stage=stage)
+        sent.append(len(client.send(labelled(4))["count"]))
+    assert sent == [1, 0, 1, 0, 1]
+
+
+def test_no_shrinkage_is_refused():
+    with pytest.raises(UserError, match=r"method\.server\.shrinkage=0\.0 must be above 0"):
+        PrototypeStatisticsServer(PrototypeStatisticsClient(make_task()), shrinkage=0.0)

@@ -1,9 +1,12 @@
 """FedVCK's server: a round by hand, kept images, prototypes and diagnostics."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from helpers.fedvck import WIDTH, K, features, mean, nearly, server_of, std, upload
+from helpers.refusals import refusal
 from torch import nn
 from torch.nn import functional as F
 
@@ -185,3 +188,10 @@ def test_prototypes_are_weighted_by_images():
     server.context = Context(0, 1)
     server.aggregate({0: one, 1: two})
     nearly(server.prototypes[1], (3 * one.message[PROTOTYPES][1] + two.message[PROTOTYPES][0]) / 4)
+
+
+def test_prototypes_of_more_images_than_the_client_has_are_refused():
+    server, update = server_of(), upload([0, 0, 0, 1, 1, 1, 3, 3, 3])
+    server.validate(0, update)
+    with refusal("counts 30 images of its classes, and has 29"):
+        server.validate(0, replace(update, num_samples=29))

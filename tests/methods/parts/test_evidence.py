@@ -25,6 +25,8 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.methods.fedvck import FedVCKClient
 from lit_fedad.methods.fedvck_sums import FedVCKSumsClient
+from lit_fedad.methods.gldp import GLDPClient
+from lit_fedad.methods.gldp import exchanges as gldp_exchanges
 from lit_fedad.methods.parts.condensed_images import IMAGES
 from lit_fedad.methods.parts.evidence import (
     bank_received,
@@ -152,6 +154,17 @@ def test_class_statistics_show_means_of_classes_and_moments_of_all_images():
     assert_moments_of_its_features(moments, batches)
     assert evidence.received(client, {"weight": torch.zeros(0, 4, 8)}) == []
     assert evidence.received(client, {"weight": torch.zeros(1, 4, 8)}) == [SharedModel()]
+
+
+def test_prototypes_that_come_with_a_base_are_means_of_its_features():
+    """The live client has the base that the client received."""
+    client, batches = GLDPClient(make(1), base_epochs=1, head_epochs=2), loader([0, 1, 1, 3])
+    client.context = Context(0, 1, 0)
+    sent = client.eval().send(batches)
+    client.task.load_state_dict(make().state_dict())
+    *_, prototypes = gldp_exchanges(client).evidence.sent(client, client.shared_state(), sent)
+    assert prototypes.classes.tolist() == [0, 1, 3]
+    assert_means_of_its_logits(prototypes, batches)
 
 
 @pytest.mark.parametrize("bias", [True, False])
