@@ -195,3 +195,5 @@ def test_prototypes_of_more_images_than_the_client_has_are_refused():
     server.validate(0, update)
     with refusal("counts 30 images of its classes, and has 29"):
         server.validate(0, replace(update, num_samples=29))
+    with refusal("sent 8 images and counts 9"):  # as in FedDM
+        server.validate(0, replace(update, message={**update.message, IMAGES: update.message[IMAGES][:8]}))

@@ -14,6 +14,7 @@ from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.message_check import outliers
 from lit_fedad.methods.fedvck_sums import (
     CONSTANT,
     LONGEST,
@@ -171,6 +172,29 @@ def test_the_first_step_is_that_of_the_squared_distance_of_means():
     torch.testing.assert_close(server.knowledge[1].images, wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_the_model_trains_on_the_condensed_images_normalised_as_the_clients_are():
+    seen = []
+
+    class Watched(CondensedTraining):
+        def __call__(self, model, features, head, images, labels, normalise, *others):
+            seen.append((images, normalise(images)))
+            return super().__call__(model, features, head, images, labels, normalise, *others)
+
+    server = server_of(training=Watched(1, 4))
+    server.context = Context(0, 1)
+    server.aggregate({0: Update(FedVCKSumsClient(make(), **CLIENT).send(loader([0, 1], 4)), 2)})
+    ((images, normalised),) = seen
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close(normalised, (images - mean) / std)
+
+
+def test_a_client_with_a_hundred_times_as_many_images_is_no_outlier():
+    client = FedVCKSumsClient(make(), **CLIENT)
+    sums = client.send(loader([0, 1, 2, 2, 3], 1))
+    many = {name: 100 * part for name, part in sums.items()}
+    assert outliers({0: Update(sums, 5), 1: Update(many, 500)}, {}, 30, client.upload_spec()) == {}
+
+
 def test_images_of_earlier_rounds_are_kept(play):
     assert sorted(play(rounds=3).server.knowledge) == [1, 2, 3]
     assert sorted(play({"rounds_kept": 2}, rounds=3).server.knowledge) == [2, 3]
@@ -257,8 +281,9 @@ def test_settings_of_the_server_out_of_range_are_refused(settings, said):
 
 
 def test_settings_of_the_client_out_of_range_are_refused():
-    with pytest.raises(UserError, match=r"method\.client\.alpha=1\.5"):
-        FedVCKSumsClient(make(), alpha=1.5, **CLIENT)
+    for name, value in {"alpha": 1.5, "bias": 51.0}.items():
+        with pytest.raises(UserError, match=rf"method\.client\.{name}={value} must be"):
+            FedVCKSumsClient(make(), **{name: value}, **CLIENT)
     task = make()
     task.encoder.norm = torch.nn.GroupNorm(1, 4)
     with pytest.raises(UserError, match="batch normalisation"):
