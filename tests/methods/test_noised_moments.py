@@ -304,9 +304,9 @@ def test_products_whose_largest_variance_noise_alone_would_have_are_hidden_by_it
 
 
 def test_whitened_directions_have_equal_variances_up_to_what_is_added():
-    """A ridge of a half of the mean variance, 2, and three tenths of the noise."""
-    results = {"product": torch.tensor([[3.0, 0.0], [0.0, 1.0]]).double(), "noise": torch.tensor(10.0)}
-    expected = torch.tensor([3.0 + 1 + 3, 1 + 1 + 3]).double().rsqrt().diag()
+    """A ridge of a half of the mean variance, 0.2, and three tenths of the noise."""
+    results = {"product": torch.tensor([0.3, 0.1]).double().diag(), "noise": torch.tensor(1.0)}
+    expected = torch.tensor([0.3 + 0.1 + 0.3, 0.1 + 0.1 + 0.3]).double().rsqrt().diag()
     torch.testing.assert_close(whitener(results, 0.5), expected)
 
 

@@ -7,7 +7,7 @@ from lit_fedad.contracts import SUM, Cohort, Free, TensorSpec, Update, WeightedM
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 from lit_fedad.memory.merge import LloydAggregation
-from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
+from lit_fedad.memory.moments import Moments, MomentSets, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.apple import AppleServer
 from lit_fedad.methods.creff import CReFFServer
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -21,6 +21,7 @@ from lit_fedad.methods.parts.feature_sums import (
     PrototypeSums,
     SlotMeans,
 )
+from lit_fedad.methods.parts.pooled_moments import packed_spec
 from lit_fedad.methods.scaffold import ScaffoldClient, ScaffoldServer
 from lit_fedad.privacy.secure_aggregation import SecureSum, SumForm
 
@@ -96,6 +97,19 @@ def test_second_moments_of_those_that_have_new_ones(with_some):
         torch.testing.assert_close(found["mean"][0].double(), expected.mean, rtol=1e-6, atol=1e-6)
         covariance = symmetric(found["covariance"][0], CHANNELS).double()
         torch.testing.assert_close(covariance, expected.covariance, rtol=1e-5, atol=1e-4)
+
+
+def test_second_moments_of_sets_without_a_vector_or_with_one():
+    """Client 0 has one vector of the first set and none of the second, client 1 the reverse."""
+    spec = packed_spec(Free("sets", 3), 3, CHANNELS)
+    parts = {0: (1, 0, 3), 1: (0, 1, 4), 2: (0, 0, 0)}
+    held = {c: [Moments.of([features(c)[:n]], CHANNELS) for n in sizes] for c, sizes in parts.items()}
+    found = summed(
+        MomentSums(PATCHES), spec, {c: MomentSets.of(own, CHANNELS).message() for c, own in held.items()}
+    )
+    assert found["count"].tolist() == [1, 1, 7]
+    for mean, own in zip(found["mean"], zip(*held.values(), strict=True), strict=True):
+        torch.testing.assert_close(mean.double(), Moments.union(own).mean, rtol=1e-5, atol=1e-4)
 
 
 def test_sums_by_cluster():
