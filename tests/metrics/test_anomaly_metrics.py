@@ -167,8 +167,9 @@ def test_a_refused_batch_leaves_no_trace():
             metrics.update(*bad)
     with pytest.raises(ValueError, match=r"\[B, H, W\]"):
         metrics.update(scores, labels, maps.flatten(1), masks.flatten(1))
-    with pytest.raises(ValueError, match="pixel=False"):
-        metrics.update(scores, labels)
+    for given in [(), (maps,), (None, masks)]:
+        with pytest.raises(ValueError, match="pixel=False"):
+            metrics.update(scores, labels, *given)
     with pytest.raises(ValueError, match=r"\d+ image scores and \d+ maps are of different images"):
         metrics.update(scores, labels, maps[1:], masks[1:])
     assert of(metrics) == expected

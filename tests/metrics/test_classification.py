@@ -188,3 +188,9 @@ def test_constant_predictions_leave_out_clients_without_training_or_test_images(
     assert constant_accuracies(counts, weights)["client_largest"] == 0.5
     nobody = constant_accuracies(torch.zeros(2, 3), torch.ones(2, 3))
     assert all(math.isnan(value) for value in nobody.values())
+
+
+@pytest.mark.parametrize("total", [4.0, 1.0, 0.01])
+def test_constant_predictions_of_clients_with_one_training_image_under_weights_of_any_sum(total):
+    counts, shares = torch.eye(2, dtype=torch.int64), torch.tensor([[0.75, 0.25], [0.25, 0.75]])
+    assert constant_accuracies(counts, shares * total)["client_largest"] == pytest.approx(0.75)
