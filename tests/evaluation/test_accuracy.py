@@ -38,6 +38,20 @@ def test_they_are_what_a_model_of_one_class_has():
     assert found["random"]["balanced_accuracy"] == pytest.approx(1 / 3)
 
 
+def test_they_are_judged_by_the_test_images_of_each_site():
+    """The first site has no test images of its largest class, so that class has no weight there."""
+    tested = torch.tensor([[4, 0, 2], [4, 1, 2]])
+    fabric = Fabric(accelerator="cpu", devices=1)
+    evaluator = AccuracyEvaluator(None, torch.from_numpy(COUNTS), fabric, tested, common=False)
+    found = evaluator.constants(RoundReport(1, "train", [0, 1]))
+    expected = {
+        "client_largest": ((0 + 4 / 7) / 2, (0 + 4 / 7) / 2, (0 + 1 / 3) / 2),
+        "global_largest": ((4 / 6 + 4 / 7) / 2, (1 / 3 + 4 / 7) / 2, (1 / 2 + 1 / 3) / 2),
+    }
+    for name, values in expected.items():
+        assert [*found[name].values()] == pytest.approx(values), name
+
+
 def test_a_site_whose_every_image_is_right_is_believed():
     evaluator = AccuracyEvaluator(None, torch.from_numpy(COUNTS), Fabric(accelerator="cpu", devices=1))
     there = torch.tensor([4, 0, 2])

@@ -17,6 +17,7 @@ from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
+from lit_fedad.evaluation.predict import Cases
 from lit_fedad.federation.round_report import RoundReport
 
 PRODUCTS = "abcd"
@@ -86,8 +87,9 @@ class Rounds:
     fabric = Fabric(accelerator="cpu", devices=1)
 
     def __init__(
-        self, client, stages=STAGES, images=IMAGES, schedule="stage_major", regions=0, spro_limit=None
-    ):
+        self, client, stages=STAGES, images=IMAGES, schedule="stage_major", regions=0, spro_limit=None,
+        common=True,
+    ):  # fmt: skip
         self.client, self.history, self.asked = client, [], []
         self.pictures = Pictures(images, regions)
         self.module = StreamDataModule(
@@ -98,6 +100,7 @@ class Rounds:
             product_evaluators(images, self.module, counts, self.fabric, spro_limit=spro_limit),
             self.module.timetable,
             counts,
+            common=common,
         )
 
     def ask(self, round, question, clients):
@@ -195,6 +198,9 @@ def test_clients_are_summarised(played):
     assert last["i_auroc"]["pooled"] == pytest.approx(roc_auc_score(labels, scores))
     own = last["forgetting"]["per_client"]
     assert last["forgetting"]["pooled"] == pytest.approx((6 * own[0] + 3 * own[1]) / 9)
+    # In the third round the first client has had two tasks of two images, the second one task of one.
+    own = found[3]["incremental_i_auroc"]
+    assert own["pooled"] == pytest.approx((4 * own["per_client"][0] + own["per_client"][1]) / 5)
     # The second client has no third task.
     assert last["i_auroc_task_3"]["mean"] == last["i_auroc_task_3"]["per_client"][0]
 
@@ -312,10 +318,26 @@ def test_tasks_that_come_again_in_every_global_round():
     assert fifth["i_auroc"]["per_client"][0] == pytest.approx(i_auroc(rounds.client, 0, 5, "ab"))
 
 
-def test_a_product_without_test_images_is_refused():
-    left = tuple(sample for sample in IMAGES.test if sample.category != "b")
-    with refusal(r"toy: product 'b' comes in a task but has no test images; .*"):
-        Rounds(Detector(), images=ImageSet("toy", IMAGES.train, left))
+def test_clients_with_test_images_of_their_own_are_judged_by_the_states_of_their_tasks(played):
+    _, found = played
+    for apart, together in zip(Rounds(Detector(), common=False).play(), found, strict=True):
+        for name, value in apart.items():
+            np.testing.assert_equal(value, {key: together[name][key] for key in value})
+
+
+@pytest.mark.parametrize(("clients", "drawn"), [((0, 1), 0), ((1,), 1)])
+def test_maps_are_kept_of_the_client_with_most_images_that_takes_part(clients, drawn):
+    rounds = Rounds(Detector(maps=True))
+    rounds.clients, rounds.evaluator.cases = clients, Cases(LABELS.tolist(), 1, {0: 6, 1: 3})
+    kept = rounds.evaluator.evaluate(rounds, 1).predictions
+    assert [client for client in clients if kept[client].maps] == [drawn]
+
+
+@pytest.mark.parametrize(("product", "stages"), [("b", STAGES), ("d", [[D], [D]])])
+def test_a_product_without_test_images_is_refused(product, stages):
+    left = tuple(sample for sample in IMAGES.test if sample.category != product)
+    with refusal(rf"toy: product '{product}' comes in a task but has no test images; .*"):
+        Rounds(Detector(), stages, ImageSet("toy", IMAGES.train, left))
 
 
 def test_scoring_draws_no_random_numbers():

@@ -1,6 +1,7 @@
 """Metrics of single products: against scikit-learn, and the same however the test images are split."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +9,9 @@ import torch
 from lightning.fabric import Fabric
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lit_fedad.contracts import Prediction
+from lit_fedad.contracts import Context, Prediction, Predictors
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.predict import Predicted
+from lit_fedad.evaluation.predict import Cases, Predicted
 from lit_fedad.metrics.base import union
 from lit_fedad.metrics.federated import plain_values
 
@@ -28,8 +29,9 @@ FABRIC = Fabric(accelerator="cpu", devices=1)
 class Client:
     """Predicts the maps of one client, and their maximum."""
 
-    def __init__(self, number):
-        self.maps = torch.from_numpy(MAPS[number]).float()
+    def __init__(self, number, round=1, **predictors):
+        self.maps = torch.from_numpy(MAPS[number % 2]).float()
+        self.context, self.predictors = Context(0, round + 1, number), Predictors(**predictors)
 
     def predict_step(self, batch):
         maps = self.maps[batch["index"]]
@@ -103,3 +105,29 @@ def test_clients_that_predict_alike_are_scored_once():
     for name in ("i_auroc", "p_auroc"):
         assert found[name]["per_product"]["nut"] == pytest.approx(by_hand(1, "nut")[name], abs=2e-3)
         assert found[name]["per_client"].keys() == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("clients", "round", "predictors", "drawn"),
+    [
+        ([0, 1, 2], 1, {}, [1]),
+        ([0, 2], 1, {}, [2]),  # the one with most images does not take part
+        ([0, 1], 1, {"shared": True}, [0, 1]),
+        ([0, 1], 0, {"shared_at_first": True}, [0, 1]),
+        ([0, 1], 1, {"shared_at_first": True}, [1]),
+    ],
+)
+def test_maps_are_kept_of_the_client_with_most_images_or_of_the_model_of_all(
+    clients, round, predictors, drawn
+):
+    judge = evaluator(range(8))
+    judge.cases = Cases(LABELS.tolist(), 1, {0: 2, 1: 9, 2: 5})
+
+    def ask(round, question, asked):
+        return {number: question(Client(number, round, **predictors), number) for number in asked}
+
+    live = Client(0, round, **predictors)
+    federation = SimpleNamespace(clients=clients, client=live, fabric=FABRIC, ask=ask)
+    kept = judge.evaluate(federation, round).predictions
+    assert list(kept) == clients
+    assert [number for number, predicted in kept.items() if predicted.maps] == drawn

@@ -156,6 +156,8 @@ def test_equal_calibration_scores_share_a_bin():
     found = Stability.of(ScoreCounts.of(torch.tensor([1.0] * 30 + [2.0])), torch.tensor([1.0, 3.0]))
     assert found.expected == (30, 1)
     assert found.seen == (1, 1)
+    shares = [(30.5 / 32, 1 / 2), (1.5 / 32, 1 / 2)]
+    assert found.index == pytest.approx(sum((q - p) * math.log(q / p) for p, q in shares))
 
 
 def test_without_drift_the_index_stays_below_its_limit_in_about_19_of_20_cases():
