@@ -22,8 +22,6 @@ from lit_fedad.metrics.federated import Summary, summarise
 from lit_fedad.metrics.semantic import SemanticMetrics, semantic_names
 from lit_fedad.tasks.contrastive import Contrastive
 
-_UNDECIDED = 2
-
 
 @dataclass(frozen=True)
 class SemanticTest:
@@ -134,7 +132,7 @@ class SemanticEvaluator(Evaluator):
         """Returns set, decision, bin and count of every combination that occurs."""
         (client,) = answer.thresholds
         metrics = answer.of(client)
-        decisions = concatenated(metrics.decisions).nan_to_num(_UNDECIDED)
+        decisions = concatenated(metrics.decisions)
         bins = IMAGE_BINS.index(concatenated(metrics.scores))
         rows = torch.stack([concatenated(metrics.sets).long(), decisions.long(), bins.long()], dim=1)
         combinations, counts = rows.unique(dim=0, return_counts=True)
@@ -143,9 +141,9 @@ class SemanticEvaluator(Evaluator):
 
     def spec(self) -> MessageSpec:
         """Declares four lists of one length."""
-        combinations = (len(self.anomalies) + 1) * (_UNDECIDED + 1) * IMAGE_BINS.count
+        combinations = (len(self.anomalies) + 1) * 2 * IMAGE_BINS.count
         rows = Free("rows", min(combinations, MOST_IMAGES))
-        highest = {"sets": len(self.anomalies), "decisions": _UNDECIDED, "bins": IMAGE_BINS.count - 1}
+        highest = {"sets": len(self.anomalies), "decisions": 1, "bins": IMAGE_BINS.count - 1}
         form: MessageSpec = {
             name: TensorSpec((rows,), torch.int64, low=0, high=high) for name, high in highest.items()
         }
@@ -160,11 +158,10 @@ class SemanticEvaluator(Evaluator):
         counts = message["counts"]
         if int(counts.sum()) > MOST_IMAGES:
             raise UserError(f"the client scored more than {MOST_IMAGES} images")
-        decided = torch.tensor([0.0, 1.0, torch.nan])[message["decisions"]]
         metrics = SemanticMetrics(self.anomalies)
         metrics.scores.append(IMAGE_BINS.upper(message["bins"]).repeat_interleave(counts))
         metrics.sets.append(message["sets"].float().repeat_interleave(counts))
-        metrics.decisions.append(decided.repeat_interleave(counts))
+        metrics.decisions.append(message["decisions"].float().repeat_interleave(counts))
         return SemanticScores(metrics, {})
 
     def summarise(self, states: dict[int, SemanticScores]) -> dict[str, Summary]:
