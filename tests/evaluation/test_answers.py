@@ -12,10 +12,12 @@ from lit_fedad.evaluation.anomaly import AnomalyEvaluator, Scored
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, Judged
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages, Rate
+from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticScores
 from lit_fedad.evaluation.state_messages import IMAGE_BINS, MOST_IMAGES
 from lit_fedad.federation.message_check import check
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.semantic import SemanticMetrics
 
 
 def state(seed, pixel=True, images=40):
@@ -99,6 +101,39 @@ def test_states_of_two_sites_add_up():
     # A site without masks leaves the image metrics of all.
     states[2] = crossed(SERVER, Scored(state(5, pixel=False), {}))
     assert set(SERVER.summarise(states)) == {"i_auroc", "aupr", "f1_max"}
+
+
+def test_infinite_scores_cross():
+    own, maps = AnomalyMetrics(), torch.tensor([[[-math.inf, 0.0]], [[1.0, math.inf]]])
+    own.update(torch.tensor([-math.inf, math.inf]), torch.tensor([0, 1]), maps, maps > 0.5)
+    found = crossed(SERVER, Scored(own, {})).state
+    assert float(found.compute_local()["i_auroc"]) == float(found.compute_local()["p_auroc"]) == 1
+
+
+@pytest.mark.parametrize("bins", [[IMAGE_BINS.count], [5, 5]])
+def test_bins_that_are_none_or_come_twice_are_refused(bins):
+    message = SERVER.pack(Scored(state(1), {}))
+    message |= {
+        "images.normal.bins": torch.tensor(bins),
+        "images.normal.counts": torch.ones_like(message["images.normal.bins"][: len(bins)]),
+    }
+    with pytest.raises(UserError, match="images.normal.bins"):
+        check(message, SERVER.spec(), "a site")
+
+
+def test_scores_of_sets_of_anomalies_cross_with_the_decisions_about_them():
+    """Every score is the largest one of its bin already, so nothing is rounded."""
+    scores = torch.tensor([1.0, 3.0, 3.0, 2.0, 7.0, 1.0, 1.0, 9.0])
+    scores = IMAGE_BINS.upper(IMAGE_BINS.index(scores))
+    own = SemanticMetrics(("cat", "dog"))
+    own.update(scores, torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]))
+    question = SemanticEvaluator(own.anomalies, common=False)
+    found = crossed(question, SemanticScores(own, {3: 2.5})).of(3).compute_local()
+    expected = own.at_threshold(2.5).compute_local()
+    assert {name: float(value) for name, value in found.items()} == {
+        name: float(value) for name, value in expected.items()
+    }
+    assert float(found["me_calibrated_cat"]) == pytest.approx(2 / 3)
 
 
 def test_calibration_crosses_by_place_of_the_product():

@@ -110,7 +110,7 @@ def test_clients_that_predict_alike_are_scored_once():
 @pytest.mark.parametrize(
     ("clients", "round", "predictors", "drawn"),
     [
-        ([0, 1, 2], 1, {}, [1]),
+        ([0, 1, 2, 3], 1, {}, [1]),  # of two with equally many the first
         ([0, 2], 1, {}, [2]),  # the one with most images does not take part
         ([0, 1], 1, {"shared": True}, [0, 1]),
         ([0, 1], 0, {"shared_at_first": True}, [0, 1]),
@@ -121,7 +121,7 @@ def test_maps_are_kept_of_the_client_with_most_images_or_of_the_model_of_all(
     clients, round, predictors, drawn
 ):
     judge = evaluator(range(8))
-    judge.cases = Cases(LABELS.tolist(), 1, {0: 2, 1: 9, 2: 5})
+    judge.cases = Cases(LABELS.tolist(), 1, {0: 2, 1: 9, 2: 5, 3: 9})
 
     def ask(round, question, asked):
         return {number: question(Client(number, round, **predictors), number) for number in asked}
