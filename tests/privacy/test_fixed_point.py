@@ -59,6 +59,14 @@ def test_sums_are_exactly_those_of_rounded_numbers():
     assert sums["count"].dtype == sums["many"].dtype == torch.int64
 
 
+@pytest.mark.parametrize("bound", [0.25, 1.0, 3e5, 1e9])
+def test_the_bound_itself_is_a_number_and_a_sum(bound):
+    form = {"unit": SumSpec((2,), bound)}
+    values = torch.tensor([bound, -bound / 3], dtype=torch.float64)
+    sums = decode(encode({"unit": values}, form), form)
+    torch.testing.assert_close(sums["unit"], values, rtol=1e-6, atol=0)
+
+
 def test_numbers_beyond_the_bound_are_refused():
     values = drawn(1)
     for name, value in (("unit", 1.1), ("mean", math.nan), ("mean", math.inf), ("count", 5_001)):

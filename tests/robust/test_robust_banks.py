@@ -6,7 +6,7 @@ import torch
 
 from lit_fedad.contracts import Free, TensorSpec, Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.robust.banks import BankSupport, _distance, _spaced, bank_name
+from lit_fedad.robust.banks import BankSupport, _distance, _spaced, bank_name, standing_out
 
 SLOTS, WIDTH = 40, 4
 FIXED = {
@@ -132,6 +132,14 @@ def test_a_liar_stands_out_among_clients_that_it_took_the_support_from():
     assert "kept" in remarks[1][1]
 
 
+@pytest.mark.parametrize(
+    ("distances", "out"),
+    [([1.0, 1.05, 1.1, 2.0], {3}), ([1.0, 1.05, 2.0, 2.1], {2, 3}), ([1.0, 1.9, 2.0, 2.1], set())],
+)
+def test_as_many_stand_out_as_are_clearly_farther_but_no_more_than_may(distances, out):
+    assert standing_out(dict(enumerate(distances)), 1.2, 2) == out
+
+
 def test_two_clients_of_a_kind_support_each_other():
     updates = {**honest(), 3: update_of(bank(3, centre=10.0)), 4: update_of(bank(4, centre=10.0))}
     kept, remarks = BankSupport()(updates, FIXED, {})
@@ -171,6 +179,16 @@ def test_single_vectors_far_from_the_last_bank_become_copies_without_count():
     assert changed["radii"][:4].tolist() == [float(row) for row in source]
     assert torch.equal(changed["memory"][4:], mixed[4:])
     assert torch.equal(updates[2].message["memory"], mixed)
+
+
+def test_messages_of_fixed_size_need_no_radii():
+    """As those of a federated subspace, which sends vectors and counts alone."""
+    messages = [{"memory": bank(client), "counts": torch.ones(SLOTS)} for client in range(5)]
+    messages[2]["memory"][0] += 50.0
+    spec = {name: FIXED[name] for name in ("memory", "counts")}
+    updates = {client: Update(message, 10) for client, message in enumerate(messages)}
+    kept, _ = BankSupport(reach=9.0)(updates, spec, {"memory": bank(9)})
+    assert kept[2].message["counts"].tolist() == [0.0] + [1.0] * 39
 
 
 def test_vectors_far_out_are_taken_from_messages_of_free_size():

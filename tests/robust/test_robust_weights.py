@@ -210,6 +210,14 @@ def test_a_client_that_pulls_the_other_way_is_named():
     assert "against" in remarks[0][1]
 
 
+@pytest.mark.parametrize(("signs", "named"), [([1, 1, 1, -1, -1], [3, 4]), ([1, 1, -1, -1], [])])
+def test_those_who_pull_the_other_way_are_named_unless_they_are_half(signs, named):
+    step = torch.linspace(1, 2, 12).reshape(4, 3)
+    updates = {c: Update({**PREVIOUS, "w": PREVIOUS["w"] + s * step}, 10) for c, s in enumerate(signs)}
+    _, remarks = NormClipping()(updates, SPEC, PREVIOUS)
+    assert [client for client, _ in remarks] == named
+
+
 def test_clients_that_all_pull_apart_are_not_named_for_it():
     directions = torch.cat([torch.eye(3), -torch.eye(3)])
     updates = {
@@ -285,6 +293,12 @@ def test_only_what_the_server_had_sent_counts_as_weights():
         lambda: Krum(malicious_share=-0.1),
         lambda: TrimmedMean(max_length_ratio=0.5),
         lambda: TrimmedMean(malicious_share=1.1),
+        lambda: NormClipping(far=0.5),
+        lambda: Krum(chosen=0),
+        lambda: Krum(liars=-0.1),
+        lambda: Krum(far=0.5),
+        lambda: TrimmedMean(far=0.5),
+        lambda: TrimmedMean(liars=1.1),
     ],
 )
 def test_senseless_settings_are_refused(wrong):
