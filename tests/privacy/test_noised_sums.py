@@ -9,7 +9,7 @@ import torch
 from helpers.refusals import refusal
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew, Server, Sums, Update
+from lit_fedad.contracts import SUM, Context, Exchange, Exchanges, Method, NothingNew, Server, Sums, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
@@ -109,6 +109,7 @@ def test_the_noise_is_the_least_that_the_budget_asks_for():
     assert found.epsilon(4) == pytest.approx(4.0, rel=1e-6)
     assert found.epsilon(4) == epsilon_of(math.sqrt(4) / found.sigma, 1e-5)
     assert found.noise.deviation == pytest.approx(0.5 * found.sigma)
+    assert found.noise.share == 0  # the server adds it
     assert plan(unit_images=3).noise.deviation == pytest.approx(1.5 * found.sigma)
 
 
@@ -171,6 +172,32 @@ def test_distributed_shares_add_up_to_the_central_noise():
         gaussian(b"k" * 32, Context(0, 1, client), shapes, found.noise.share)["a"] for client in range(3)
     ]
     assert float(sum(shares).var()) == pytest.approx(found.noise.deviation**2, rel=0.08)  # eight deviations
+
+
+@pytest.mark.parametrize(
+    ("carriers", "clients", "noise"),
+    [(3, 2, []), (3, 3, [2.0]), (3, 5, [2 * math.sqrt(5 / 3)]), (None, 2, [2.0])],
+)
+def test_a_sum_of_too_few_shares_of_noise_is_not_merged_and_one_of_more_is_merged_as_noisier(
+    carriers, clients, noise
+):
+    deviations, sums = [], []
+
+    class Merged(Rows):
+        def from_sums(self, server, total, deviation):
+            deviations.append(deviation)
+            sums.append(total["b"])
+            return total
+
+    inner = Sends(Merged())
+    inner.discloses = (Disclosure(Kind.SUMS, "rows"),)
+    exchange = Noised(inner, None, Noise(0.5, 2.0, carriers), b"k" * 32)
+    total = Update({"a": torch.ones(2, 3), "b": torch.tensor(7.0)}, 9, tuple(range(clients)))
+    with refusal("the sum of 2 clients holds less noise than that of 3, .*") if not noise else nullcontext():
+        exchange.aggregate(Server(), {SUM: total})
+    assert deviations == pytest.approx(noise)
+    # Clients' shares are in the sum already.
+    assert [float(one) == 7 for one in sums] == [carriers is not None] * len(noise)
 
 
 @pytest.mark.parametrize(

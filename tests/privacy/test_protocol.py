@@ -222,6 +222,7 @@ def test_two_clients_and_minorities_are_refused():
         b'{"public":1,"commitment":2,"envelopes":3}',
         b"\xff",
         b'{"place":[],"members":[[1]],"quorum":1}',
+        b'{"place":"x","members":[[1,5],[2,5],[3,5],[3,6]],"quorum":3}',
     ],
 )
 @pytest.mark.parametrize(
