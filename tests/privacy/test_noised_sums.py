@@ -16,7 +16,7 @@ from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, epsilon_of, in_words, noise_key
 from lit_fedad.privacy.noised_sums import Noise, Noised, clipped_sum, gaussian
-from lit_fedad.privacy.protection import protect
+from lit_fedad.privacy.protection import is_protected, protect
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
 SHAPES = {"a": (2, 3), "b": ()}
@@ -253,3 +253,11 @@ def test_a_run_without_budget_is_told_that_nothing_is_promised(privacy):
     federation = SimpleNamespace(method=None, sampler=None, clients=[])
     with pytest.warns(UserWarning, match=r"nothing is noised .* give federation\.privacy\.epsilon"):
         assert protect(federation, privacy=privacy) is federation
+
+
+@pytest.mark.parametrize(
+    ("secure_sum", "privacy", "protected"),
+    [(None, None, False), ({"quorum": 0.5}, None, True), (None, {"epsilon": 4.0}, True)],
+)
+def test_either_secure_sums_or_noise_protect_a_run(secure_sum, privacy, protected):
+    assert is_protected({"federation": {"secure_sum": secure_sum, "privacy": privacy}}) is protected

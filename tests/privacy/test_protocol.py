@@ -162,6 +162,14 @@ def test_a_client_that_is_not_on_the_roster_is_not_masked_with(parties):
         parties[3].offer(stranger.to_bytes())
 
 
+@pytest.mark.parametrize("sender", [3, 12])
+def test_an_envelope_of_the_client_itself_or_of_a_stranger_is_refused(parties, sender):
+    _, envelopes = begin(parties)
+    given = read_envelopes(envelopes[3])
+    with pytest.raises(UserError, match="envelopes of clients that it has not invited"):
+        parties[3].mask(numbers(3), write_envelopes({**given, sender: given[5]}))
+
+
 def test_an_envelope_of_another_key_is_refused(parties):
     """The server, or a client in another's name, cannot seal what a party opens."""
     imposter = Party(5, KeyPair(), {client: parties[client]._identity.public for client in SIZES})

@@ -3,6 +3,7 @@
 import gc
 import os
 import types
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -95,6 +96,38 @@ def test_clients_may_drop_out_of_every_step(summed, toy, tmp_path, monkeypatch, 
     assert report.scalars["weight"] == pytest.approx(plain.scalars["weight"], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("step", "gone", "sampler", "said"),
+    [
+        ("offer", {1}, ClientSampler(), "round 1, client 1: no reply came"),
+        ("reveal", {1}, ClientSampler(), "round 1, client 1: no reply came"),
+        (
+            "offer",
+            {1, 2, 3},
+            SKIP,
+            "2 of 5 clients take part, and a secure sum needs 3: the round is lost; .*",
+        ),
+        (
+            "reveal",
+            {1, 2, 3},
+            SKIP,
+            "2 of 5 clients have revealed shares, and .* needs 3: the round is lost; .*",
+        ),
+    ],
+)
+def test_lost_replies_end_the_round_as_the_policy_says(summed, monkeypatch, step, gone, sampler, said):
+    confer = Parties.confer
+
+    def lost(self, now, client, blob):
+        if now == step and client in gone:
+            raise UserError("no reply came")
+        return confer(self, now, client, blob)
+
+    monkeypatch.setattr(Parties, "confer", lost)
+    with pytest.raises(UserError, match=said):
+        summed(sampler=sampler, rounds=1).run()
+
+
 def test_a_message_of_another_form_is_refused_and_left_out(summed, monkeypatch):
     federation = summed(sampler=SKIP, rounds=1)
     play = federation.transport.play
@@ -108,6 +141,38 @@ def test_a_message_of_another_form_is_refused_and_left_out(summed, monkeypatch):
     report = federation.run()[0]
     assert report.participants == [0, 1, 2, 4]
     assert "shape (2,), declared as (1)" in report.refused[3]
+
+
+def test_every_message_of_a_sum_is_counted(summed, monkeypatch):
+    """The invitation, the envelopes and the survivors on the way down; offer, summand and shares on the way up."""
+    federation = summed(rounds=1)
+    transport, down, up = federation.transport, Counter(), Counter()
+    confer, play = transport.confer, transport.play
+
+    def counted_confer(step, blobs):
+        outcome = confer(step, blobs)
+        down.update({client: len(blob) for client, blob in blobs.items()})
+        up.update({client: len(blob) for client, blob in outcome.values.items()})
+        return outcome
+
+    def counted_play(sent, scored, envelopes):
+        outcome = play(sent, scored, envelopes)
+        for blobs in (sent.blobs, envelopes):
+            down.update({client: len(blob) for client, blob in blobs.items()})
+        up.update({client: len(result.blob) for client, result in outcome.values.items()})
+        return outcome
+
+    monkeypatch.setattr(transport, "confer", counted_confer)
+    monkeypatch.setattr(transport, "play", counted_play)
+    (report,) = federation.run()
+    assert (report.bytes_down, report.bytes_up) == (down, up)
+
+
+def test_a_summand_of_another_form_than_declared_is_not_masked(summed, monkeypatch):
+    federation = summed(rounds=1)
+    monkeypatch.setattr(federation.client, "send", lambda loader: {"v": torch.zeros(1)})
+    with pytest.raises(UserError, match=r"client 0: the client sent \['v'\] undeclared and left out \['w'\]"):
+        federation.run()
 
 
 def test_what_was_not_masked_by_the_agreed_keys_loses_the_round(summed, monkeypatch):
