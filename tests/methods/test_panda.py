@@ -11,6 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from lit_fedad.contracts import Update, disclosed_by
 from lit_fedad.contracts.disclosure import Kind
+from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.dbe import DBEClient
 from lit_fedad.methods.fedavg import FedAvgClient, LatestMessagesServer
@@ -117,6 +118,18 @@ def test_weights_of_another_run_are_what_training_is_held_to():
     live.begin_with({name: entry + 0.2 for name, entry in live.state_dict().items() if "network" in name})
     live.fisher = {name: torch.ones_like(weight) for name, weight in live.start.items()}
     assert live.training_step(NEW)["drift"].item() == 0
+
+
+def test_the_centre_stays_at_the_mean_of_initial_features_while_the_bank_follows_the_weights():
+    live, data = task(), images(6)
+    context = Context(seed=0, round=0, client=0)
+    live.refresh(data, context, first=True)
+    centre = features(data).mean(0)
+    with torch.no_grad():
+        live.encoder.network[-1].bias += 1.0
+    live.refresh(data, context)
+    np.testing.assert_allclose(live.centre, centre, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(live.bank, features(data) + 1, rtol=1e-4, atol=1e-5)
 
 
 def test_consolidation_under_a_method_that_estimates_nothing_is_refused(federate):

@@ -1,5 +1,6 @@
 """The classifier: its step, its scores, its configurations, and its life under a plain Trainer."""
 
+import numpy as np
 import pytest
 import torch
 from helpers.trainers import plain_trainer
@@ -9,7 +10,7 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.models.convnets import ConvNet, ResNetCifar
-from lit_fedad.tasks.classifier import Classifier
+from lit_fedad.tasks.classifier import Classifier, crop_and_flip
 
 
 def make(classes: int = 3, seed: int = 0, **overrides) -> Classifier:
@@ -63,6 +64,23 @@ def test_only_training_looks_at_augmented_images():
     assert torch.equal(views[1], batch["image"])
     assert torch.equal(task.view(batch)["label"], batch["label"])
     assert make(augment=False).view(batch) is batch
+
+
+def test_crops_are_all_shifts_up_to_the_padding_and_half_of_them_are_mirrored():
+    image = np.arange(1, 41, dtype=np.float32).reshape(2, 5, 4)
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1)))
+    crops = [padded[:, top : top + 5, left : left + 4] for top in range(3) for left in range(3)]
+    numbers = {crop[..., ::turn].tobytes(): (turn, n) for n, crop in enumerate(crops) for turn in (1, -1)}
+    torch.manual_seed(0)
+    views = crop_and_flip(torch.from_numpy(image).expand(600, -1, -1, -1), padding=1)
+    found = [numbers[view.numpy().tobytes()] for view in views]
+    assert set(found) == set(numbers.values())
+    assert sum(turn == -1 for turn, _ in found) == pytest.approx(300, abs=60)  # five deviations
+
+
+def test_training_images_are_shifted_by_up_to_an_eighth_of_the_side():
+    views = make().view({"image": torch.ones(200, 1, 16, 16)})["image"]
+    assert int((views == 0).all(3).sum(2).max()) == int((views == 0).all(2).sum(2).max()) == 2
 
 
 def test_features_and_head_make_up_the_state():

@@ -63,6 +63,29 @@ def test_maps_are_scaled_by_quantiles_of_normal_images():
     torch.testing.assert_close(found.image_score, drawn.flatten(1).amax(1), rtol=1e-3, atol=1e-3)
 
 
+def test_the_teacher_is_standardised_by_local_images_unless_statistics_were_loaded():
+    task, normal = (
+        EfficientAD(TinyPyramid(), grid=4, image_size=32, width=6, latent=4).eval(),
+        images(5, seed=3),
+    )
+    task.refresh([normal], Context(seed=0, round=1))
+    features = task.embed(normal).flatten(0, 1)
+    torch.testing.assert_close(task.mean, features.mean(0))
+    torch.testing.assert_close(task.scale, features.std(0, correction=0), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("size", "grid"), [(32, 4), (64, 4), (64, 16), ((64, 32), 8)])
+def test_images_pass_one_vector_and_the_student_computes_no_more_positions_than_the_grid(size, grid):
+    task = EfficientAD(TinyPyramid(), grid=grid, image_size=size, width=6, latent=4).eval()
+    pictures = torch.rand(2, 3, *task.size)
+    assert task.autoencoder.encode(pictures).shape == (2, 4, 1, 1)
+    assert task.autoencoder(pictures).shape == (2, task.vectors_per_image, 8)
+    maps = task.student(pictures)
+    assert all(abs(found - side) <= 1 for found, side in zip(maps.shape[2:], task.grid, strict=True))
+    if maps.shape[2:] == task.grid:
+        assert torch.equal(task({"image": pictures})[:, 1], maps[:, :, 0, 1])
+
+
 def test_the_autoencoder_sees_other_brightness_contrast_or_saturation():
     """Each image is moved away from black, its mean grey or its grey version, by a factor from 0.8 to 1.2."""
     task, drawn = make(), 0.3 + 0.4 * images(40)["image"].double().numpy()  # nothing is clipped

@@ -98,6 +98,18 @@ def test_prototypes_are_renewed_under_the_current_weights():
     assert not np.allclose(sorted(task.prototypes.tolist()), found)
 
 
+def test_prototypes_are_the_directions_of_their_images():
+    """Spherical k-means at its end: a centre is the mean of the z of largest cosine, scaled to length 1."""
+    task = make()
+    task.refresh(DataLoader([{"image": one} for one in images(24)], batch_size=9), CONTEXT, first=True)
+    with torch.no_grad():
+        z = task.project(task({"image": images(24)})).double().numpy()
+    prototypes = task.prototypes.double().numpy()
+    nearest = (z @ prototypes.T).argmax(1)
+    means = np.stack([z[nearest == number].mean(0) for number in range(8)])
+    np.testing.assert_allclose(prototypes, means / np.linalg.norm(means, axis=1, keepdims=True), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

@@ -17,14 +17,18 @@ from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, NearestDistanc
 HERE = Context(seed=0, round=0, client=0)
 
 
-def test_features_are_layers_brought_to_one_grid(make_task, make_loader):
-    task = make_task(average_pool=True)
+@pytest.mark.parametrize(
+    ("pool", "averaged"), [(True, [True, True]), ("last", [False, True]), (False, [False] * 2)]
+)
+def test_features_are_layers_brought_to_one_grid(make_task, make_loader, pool, averaged):
+    task = make_task(average_pool=pool)
     batch = next(iter(make_loader()))
-    first, second = task.backbone(batch["image"])
-    first, second = (F.avg_pool2d(layer, 3, 1, 1) for layer in (first, second))
+    layers = [
+        F.avg_pool2d(layer, 3, 1, 1) if average else layer
+        for layer, average in zip(task.backbone(batch["image"]), averaged, strict=True)
+    ]
     expected = torch.cat(
-        [F.interpolate(layer, (4, 4), mode="bilinear", align_corners=False) for layer in (first, second)],
-        dim=1,
+        [F.interpolate(layer, (4, 4), mode="bilinear", align_corners=False) for layer in layers], dim=1
     )
     torch.testing.assert_close(task.embed(batch), expected.flatten(2).transpose(1, 2))
 
@@ -124,6 +128,30 @@ def test_maps_of_the_subspace_are_of_what_image_scores_are_made_of(make_task, ma
     assert scores.equal(maps.flatten(1).amax(1))
     assert scores.equal(predictions["bank"].image_score)
     assert not maps.equal(predictions["bank"].anomaly_map)
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+def test_the_subspace_is_that_of_features_averaged_over_neighbours(make_task, make_loader, standardise):
+    task = make_task(head=None, subspace=0.8, standardise=standardise)
+    task.refresh(make_loader(9), HERE, first=True)
+    rows = torch.cat([task.embed(batch, average_pool=True) for batch in make_loader(9)]).flatten(0, 1)
+    torch.testing.assert_close(task.centre[0], rows.mean(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sets"),
+    [
+        ({}, 0),
+        ({"standardise": True}, 1),
+        ({"whiten": 0.1}, 1),
+        ({"subspace": 0.8}, 1),
+        ({"subspace": "likelihood", "standardise": True}, 3),
+        ({"subspace": "likelihood", "standardise": True, "products": ["nut", "bolt"]}, 7),
+    ],
+)
+def test_moments_are_of_what_is_standardised_and_of_the_folds_of_each_subspace(make_task, settings, sets):
+    """Images of no named product share one more subspace."""
+    assert make_task(head=None, **settings).moment_sets == sets
 
 
 def test_in_mixed_precision_images_score_as_their_cached_features(make_task, make_loader):

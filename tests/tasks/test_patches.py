@@ -56,6 +56,14 @@ def test_maps_have_the_shape_of_the_image_and_scores_leave_out_its_rim(make_task
     assert judged[1] == 0
 
 
+@pytest.mark.parametrize("top", [0.0, 0.1, 1.0])
+def test_image_scores_are_means_of_the_share_of_highest_pixels_of_their_maps(make_task, top):
+    task, scores = make_task(top=top, sigma=1, rim=0), torch.rand(3 * 16)
+    pixels = task.draw(scores).flatten(1).sort(dim=1, descending=True).values
+    expected = pixels[:, : max(1, round(top * 32 * 32))].mean(1)
+    torch.testing.assert_close(task.judge(scores), expected)
+
+
 @pytest.mark.parametrize(
     ("size", "grid", "tile", "pixels"), [(32, 4, None, 2), (64, 8, None, 8), (64, 4, 32, 2)]
 )
