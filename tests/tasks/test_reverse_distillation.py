@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.tiny_pyramid import TinyPyramid
+from torch import nn
 from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.tasks.reverse_distillation import ReverseDistillation
+from lit_fedad.tasks.reverse_distillation import Decoder, Embedder, Residual, ReverseDistillation
 
 
 def make(**settings):
@@ -108,3 +109,25 @@ def test_a_first_step_goes_against_the_sign_of_the_gradient(batch):
 def test_images_that_leave_a_code_of_one_position_are_refused():
     with pytest.raises(UserError, match=r"image.size=16: the backbone's deepest map has \(2, 2\) positions"):
         ReverseDistillation(TinyPyramid(), image_size=16)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "kernels"),
+    [(False, [(8, 6, 3), (8, 8, 3)]), (True, [(4, 6, 1), (4, 4, 3), (8, 4, 1)])],
+)
+def test_narrow_blocks_have_half_of_the_channels_in_the_middle(narrow, kernels):
+    body = Residual(6, 8, "down", narrow).body
+    assert [tuple(w.shape[:3]) for w in body.parameters() if w.dim() == 4] == kernels
+    # A ReLU stands behind each convolution but the last, which is added to the skip first.
+    assert sum(isinstance(layer, nn.ReLU) for layer in body.modules()) == len(kernels) - 1
+
+
+@pytest.mark.parametrize(("channels", "narrow"), [((128, 256, 512), False), ((256, 512, 1024), True)])
+def test_blocks_are_narrow_where_the_finest_map_is_wide(channels, narrow):
+    with torch.device("meta"):
+        decoder, embedder = Decoder(channels, 1), Embedder(channels, 1)
+    # Of one block, that halves: narrow ones have 3x3 kernels in the middle only, and none where they double.
+    assert any(weight.shape[-1] == 3 for weight in decoder.parameters() if weight.dim() == 4) != narrow
+    assert sum(weight.shape[-1] == 3 for weight in embedder.embed.parameters() if weight.dim() == 4) == (
+        1 if narrow else 2
+    )

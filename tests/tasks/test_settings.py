@@ -31,6 +31,7 @@ from lit_fedad.tasks.subspace import Subspace
 
 DECODER = functools.partial(Decoder, channels=16)
 RATES = {"learning_rate": -1.0, "weight_decay": -1.0}
+POSITIVE = {"learning_rate": 0.0, "weight_decay": -1.0}
 SGD = {**RATES, "momentum": -1.0}
 PATCHES = {"backbone": TinyPyramid(), "grid": 4, "image_size": 32}
 PIXELS = {"image_size": 16, "mean": (0.5,) * 3, "std": (0.5,) * 3, "decoder": DECODER}
@@ -60,7 +61,8 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         (
             DeepSVDD,
             {**PIXELS, "encoder": ConvNet(16, channels=4), "rounds": 2},
-            {**RATES, "width": 0, "hidden": 0, "nu": 0.0, "drop": 1.5, "rounds": -1, "radius_rounds": -1, "margin": -1.0},
+            {**RATES, "width": 0, "hidden": 0, "nu": 0.0, "drop": 1.5, "rounds": -1, "radius_rounds": -1,
+             "margin": -1.0},
         ),
         (
             OneClassSVM,
@@ -70,19 +72,18 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         (
             Dinomaly,
             {"backbone": TinyPyramid(), "image_size": 32},
-            {"groups": 0, "dropout": 1.5, "loose": 1.5, "factor": -1.0, "top": 0.0, "learning_rate": 0.0,
-             "weight_decay": -1.0},
+            {**POSITIVE, "groups": 0, "dropout": 1.5, "loose": 1.5, "factor": -1.0, "top": 0.0},
         ),
         (
             EfficientAD,
             PATCHES,
-            {"width": 1, "latent": 1, "hard": 1.5, "low": -1.0, "high": 1.5, "learning_rate": 0.0, "weight_decay": -1.0},
+            {**POSITIVE, "width": 1, "latent": 1, "hard": 1.5, "low": -1.0, "high": 1.5},
         ),
         (ReverseDistillation, {"backbone": TinyPyramid()}, {"blocks": 0, "learning_rate": 0.0}),
         (
             SimpleNet,
             PATCHES,
-            {"noise": 0.0, "margin": -1.0, "hidden": 0, "adaptor_rate": -1.0, "learning_rate": 0.0, "weight_decay": -1.0},
+            {**POSITIVE, "noise": 0.0, "margin": -1.0, "hidden": 0, "adaptor_rate": -1.0},
         ),
         (FeatureNeighbours, {"encoder": frozen_encoder()}, {"neighbours": 0}),
         (FeatureSVM, {"encoder": frozen_encoder()}, {"nu": 1.5, "gamma": 0.0}),
@@ -106,7 +107,7 @@ def test_settings_of_tasks(build, usual, settings):
     ("build", "section", "settings"),
     [
         (SimCLR, "contrastive_loss", {"temperature": 0.0, "base_temperature": 0.0}),
-        (HingeLoss, "task.loss", {"neighbours": 0, "threshold": -1.0, "repulsion": -1.0, "repelled": -1, "margin": -1.0}),
+        (HingeLoss, "task.loss", {"neighbours": 0, "threshold": -1.0, "repulsion": -1.0, "repelled": -1}),
         (Softmin, "task.score", {"neighbours": 0}),
         (LocalScale, "task.image_score", {"exponent": -1.0, "neighbours": 0, "grid": 0}),
     ],
