@@ -138,6 +138,32 @@ def test_residuals_of_clusters_are_those_of_all_patches(play, make_loader):
         assert radius == pytest.approx(float(residuals[at == cluster].square().mean().sqrt()), rel=1e-4)
 
 
+def test_a_client_alone_fits_the_same_subspace_once_and_clusters_of_its_own(play, make_subspace, make_loader):
+    loader, task = make_loader(9), make_subspace(clusters=3, image_score=LocalScale(1.0))
+    task.refresh(loader, Context(seed=0, round=0, client=0), first=True)
+    known = play({0: loader}).server.broadcast(0)
+    torch.testing.assert_close(task.centre, known["centre"])
+    torch.testing.assert_close(outside(task.state_dict()), outside(known), rtol=1e-4, atol=1e-4)
+    rows = patches(task, loader)
+    residuals, at = (
+        ((rows - task.centre) @ task.basis[0]).norm(dim=1),
+        torch.cdist(rows, task.memory).argmin(1),
+    )
+    for cluster, radius in enumerate(task.radii.tolist()):
+        assert radius == pytest.approx(float(residuals[at == cluster].square().mean().sqrt()), rel=1e-4)
+    before = {name: entry.clone() for name, entry in task.state_dict().items()}
+    task.refresh(make_loader(5, 1), Context(seed=0, round=1, client=0))
+    torch.testing.assert_close(dict(task.state_dict()), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_without_clusters_and_products_images_are_scored_by_residuals_alone(make_subspace, make_loader):
+    batch, task = next(iter(make_loader())), make_subspace(image_score=LocalScale(1.0))
+    task.refresh(make_loader(9), Context(seed=0, round=0, client=0), first=True)
+    residuals = ((patches(task, [batch]) - task.centre) @ task.basis[0]).norm(dim=1)
+    torch.testing.assert_close(task.predict_step(batch).image_score, task.judge(residuals))
+    assert task.nearest_kind(batch) is None
+
+
 def moments(update=None, images=6):
     message = {
         "count": torch.tensor([images * 16]),

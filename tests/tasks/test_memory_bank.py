@@ -90,6 +90,8 @@ def test_local_scale_takes_the_nearest_of_some_slots_in_units_of_their_radii():
     radii = torch.tensor([0.5, 1.5])
     assert LocalScale(1.0)(distances[:, :1], radii, slots[:, :1]).item() == pytest.approx(2)
     assert LocalScale(1.0, neighbours=2)(distances, radii, slots).item() == pytest.approx(4 / 3)
+    narrow = torch.tensor([0.001, 1.999])  # counts as a tenth of the mean
+    assert LocalScale(1.0)(distances[:, :1], narrow, slots[:, :1]).item() == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
