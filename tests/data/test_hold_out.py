@@ -31,6 +31,21 @@ def test_a_share_of_every_product_is_held_out():
     assert everyone(held) == [list(range(40)), list(range(40, 60))]
 
 
+@pytest.mark.parametrize(("number", "held"), [(7, 1), (8, 2), (12, 2), (13, 3)])
+def test_the_share_is_rounded_to_the_nearest_number_of_images(number, held):
+    """A fifth of them: 1.4, 1.6, 2.4 and 2.6."""
+    found = hold_out(Partition((tuple(range(number)),)), images(number), 0.2, seed=0)
+    assert len(found.calibration[0]) == held
+
+
+def test_images_that_are_there_from_the_start_come_in_no_stages_afterwards():
+    whole = Partition((tuple(range(10)), tuple(range(10, 20))), reserved=(20, 21))
+    held = hold_out(whole, images(22), 0.2, seed=0)
+    assert held.stages is None
+    assert held.reserved == (20, 21)
+    assert whole.deals(held)
+
+
 def test_a_client_with_few_images_holds_more_of_them_out():
     whole = Partition((tuple(range(60)), tuple(range(60, 80)), tuple(range(80, 90))))
     held = hold_out(whole, images(90), 0.2, seed=0, least=9)

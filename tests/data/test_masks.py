@@ -93,6 +93,13 @@ def test_the_same_pixels_are_marked(image, tmp_path, name, called):
     assert wrong.sum() <= (0.03 * MARKED.sum() if "J" in name or "lossy" in name else 0)
 
 
+@pytest.mark.parametrize("shape", [(32, 48), (32, 48, 3)])
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_a_mask_may_mark_its_whole_image(image, tmp_path, shape, form):
+    (tmp_path / "mask.png").write_bytes(pillow(np.full(shape, 255, np.uint8), form))
+    assert read_marks(tmp_path / "mask.png", image).pixels.all()
+
+
 @pytest.mark.parametrize("values", [np.uint16, np.int32, np.float32])
 def test_soft_edges_of_eight_bits_in_more_are_cut_at_half(image, tmp_path, values):
     (tmp_path / "mask.tif").write_bytes(tiff(jpeg_decoded().astype(values)))

@@ -213,6 +213,7 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
     assert found.epsilon(3) <= 4.0
     assert found.epsilon(1) < found.epsilon(2) < found.epsilon(3)
     assert found.summary(3)["epsilon"] == found.epsilon(3)
+    assert found.summary(0)["epsilon"] == 0
     with pytest.raises(UserError, match="round 4 would be number 4 of a client's rounds of training"):
         found.check(4, "round 4")
 
