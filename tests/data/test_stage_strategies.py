@@ -53,6 +53,7 @@ def test_whole_profiles_lose_nothing_to_round_off(base):
 def test_an_imbalance_of_one_keeps_every_image():
     assert long_tail([7, 3, 5], 1) == [7, 3, 5]
     assert long_tail([4], 100) == [4]
+    assert long_tail([200, 200], 100) == [200, 2]
 
 
 def test_no_class_keeps_more_than_it_has():

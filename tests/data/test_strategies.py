@@ -106,6 +106,24 @@ def test_balance_closes_full_clients():
         assert np.all((held[:, :-1] < 100) | (counts[:, 1:] == 0))
 
 
+def test_balance_deals_the_first_category_as_skewed_as_without_it():
+    """Nobody holds an even share before it."""
+    images = image_set(60, 60)
+    for seed in range(20):
+        plain, even = (
+            Dirichlet(4, 0.1, 0, balance)(images, seed).counts(images)[:, 0] for balance in (False, True)
+        )
+        assert plain.tolist() == even.tolist()
+
+
+def test_where_all_shares_fall_to_full_clients_the_others_share_evenly():
+    """With so small an alpha one client gets all of a category: the same one again where it is full already."""
+    images = image_set(40, 40)
+    shared = [Dirichlet(4, 1e-4, 0, balance=True)(images, seed).counts(images)[:, 1] for seed in range(20)]
+    assert any(sorted(counts.tolist()) == [0, 13, 13, 14] for counts in shared)
+    assert all(counts.sum() == 40 and counts.min() >= 0 for counts in shared)
+
+
 def test_different_seeds_differ():
     images = image_set(50, 50)
     for strategy in (Dirichlet(3, 1.0, 0), IID(3)):
@@ -128,6 +146,10 @@ def test_by_product_deals_categories_in_turn():
         UserError, match="partition.clients=4: more than the products or classes, of which there are 3"
     ):
         ByProduct(4)(images, 0)
+
+
+def test_as_many_clients_as_images_hold_one_each():
+    assert IID(5)(image_set(5), 0).sizes == (1,) * 5
 
 
 def test_iid_parts_are_even():
