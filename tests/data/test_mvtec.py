@@ -53,6 +53,19 @@ def test_root_may_be_a_product(tmp_path):
     assert images.has_masks
 
 
+def test_images_that_no_folder_of_the_layout_holds_are_told(tmp_path):
+    folder = product(tmp_path / "cap")
+    for beside in ("train/dent", "extra"):
+        picture(folder / beside / "0.png")
+    with pytest.warns(UserWarning, match="skipped") as told:
+        images = mvtec_mixture(folder)
+    assert [str(warning.message) for warning in told] == [
+        f"{folder}: skipped outside of train/good (1, first {folder}/train/dent);"
+        f" beside train and test (1, first {folder}/extra)"
+    ]
+    assert len(images.train) == 3
+
+
 def test_root_may_hold_products_and_other_folders(tmp_path):
     product(tmp_path / "b")
     product(tmp_path / "a")

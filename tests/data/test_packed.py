@@ -102,6 +102,13 @@ def test_a_label_of_no_class_makes_no_name_for_each_number_below_it(plain):
     refused("labels hold 1000000000, but the 3 classes", root, "train.npz", "test.npz", classes=list("abc"))
 
 
+def test_labels_that_begin_at_zero_or_have_names_are_not_told_of(plain, recwarn):
+    packed(plain(), "train.npz", "test.npz")
+    root = plain({"labels": np.ones(6, np.int64)}, {"labels": np.array([2, 1, 1])})
+    assert packed(root, "train.npz", "test.npz", classes=["a", "b", "c"]).classes == ("a", "b", "c")
+    assert not len(recwarn)
+
+
 def test_labels_that_do_not_begin_at_zero_are_told(plain):
     root = plain({"labels": np.array([1, 2, 3, 1, 2, 3])}, {"labels": np.array([3, 2, 1])})
     with pytest.warns(
