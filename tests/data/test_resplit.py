@@ -4,11 +4,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from lit_fedad.core.config import compose
 from lit_fedad.core.identity import identity
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import resplit
+from lit_fedad.data.subset import resplit, split_normals
 
 
 def samples(product, part, count, defect="good"):
@@ -61,3 +62,8 @@ def test_runs_on_the_sets_own_split_are_the_same_as_before_there_was_another():
     plain, redrawn = compose(given), compose([*given, "data.split_seed=0"])
     without = {**plain, "data": {key: value for key, value in plain["data"].items() if key != "split_seed"}}
     assert identity(plain) == identity(without) != identity(redrawn)
+
+
+def test_a_single_image_cannot_be_divided():
+    with refusal("one: a single image cannot be trained on and tested; give at least two"):
+        split_normals(ImageSet("one", (Sample(Path("a.png"), "nut"),), ()), 0.8, 0)

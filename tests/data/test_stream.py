@@ -85,6 +85,7 @@ def test_milestones_are_the_last_rounds_of_stages():
     assert stream(3).milestones == {4, 8, 12}
     assert stream(2, 3, rounds=6).milestones == {2, 3, 4, 6}
     assert stream(1, rounds=5).milestones == {5}
+    assert stream(3, rounds=3).milestones == {1, 2, 3}
 
 
 def test_clients_hold_the_images_of_their_stage_alone():

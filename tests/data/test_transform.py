@@ -188,6 +188,9 @@ def test_fingerprint_tells_every_field_apart():
         ({"size": [16, 0]}, "must be two whole numbers"),
         ({"size": [16, 8.5]}, "must be two whole numbers"),
         ({"size": [16, 24], "fit": "crop", "resize": 32}, "image.resize=32 is for square crops"),
+        ({"size": 24, "fit": "pad", "resize": 32}, "image.resize=32 belongs to image.fit=crop, not to pad"),
+        ({"size": 24, "fit": "crop", "resize": 9000}, r"image.resize=9000 must be in \[1, 8192\]"),
+        ({"size": 24, "fit": "stretch"}, "image.fit=stretch: give squeeze, pad, crop"),
     ],
 )
 def test_bad_parameters_are_refused(fields, message):
