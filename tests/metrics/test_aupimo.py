@@ -51,6 +51,13 @@ def exact_aupimo(maps, masks):
     return aupimo(*image_histograms(index, image_sizes(component_sizes(masks)), count))
 
 
+def test_up_to_a_rate_of_one_it_ends_where_all_is_flagged():
+    """One of two normal pixels is flagged first, the other last: before it the image's four pixels, or with it."""
+    normal = torch.tensor([1, 0, 1])
+    for image, expected in ([0, 4, 0], 1.0), ([4, 0, 0], 0.5):
+        assert float(aupimo(normal, torch.tensor(image), bounds=(0.5, 1.0))) == pytest.approx(expected)
+
+
 def test_is_the_mean_of_the_images_areas():
     maps, masks = images()
     metrics = AnomalyMetrics()

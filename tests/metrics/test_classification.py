@@ -194,3 +194,9 @@ def test_constant_predictions_leave_out_clients_without_training_or_test_images(
 def test_constant_predictions_of_clients_with_one_training_image_under_weights_of_any_sum(total):
     counts, shares = torch.eye(2, dtype=torch.int64), torch.tensor([[0.75, 0.25], [0.25, 0.75]])
     assert constant_accuracies(counts, shares * total)["client_largest"] == pytest.approx(0.75)
+
+
+def test_a_class_that_is_predicted_once_is_predicted():
+    metrics = ClassificationMetrics(3)
+    metrics.update(torch.eye(3)[[0, 0, 2]], torch.tensor([0, 1, 2]))
+    assert float(metrics.compute()["predicted_classes"]) == 2

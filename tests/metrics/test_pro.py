@@ -92,6 +92,13 @@ def test_regions_count_alike_whatever_their_size():
     assert pro_of(maps, masks, limit=0.3) == pytest.approx(0.5, abs=1e-12)
 
 
+def test_up_to_a_rate_of_five_per_cent_it_has_a_name_of_its_own():
+    data = images(n=20, side=64)
+    metrics = AnomalyMetrics()
+    metrics.update(data[0].flatten(1).amax(1), data[1].flatten(1).any(1), *data)
+    assert metrics.compute()["pro_05"] == pro_of(*data, limit=0.05) != pro_of(*data)
+
+
 def test_interpolates_linearly_at_the_limit():
     # One region, half of it found at FPR 0; the other half is tied with the first half of the normal pixels,
     # so overlap climbs from 1/2 at FPR 0 to 1 at FPR 1/2 and passes 0.8 at FPR 0.3.
