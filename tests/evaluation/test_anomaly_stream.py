@@ -323,6 +323,27 @@ def test_clients_with_test_images_of_their_own_are_judged_by_the_states_of_their
     for apart, together in zip(Rounds(Detector(), common=False).play(), found, strict=True):
         for name, value in apart.items():
             np.testing.assert_equal(value, {key: together[name][key] for key in value})
+    with_maps = Rounds(Detector(maps=True), common=False).play([1])[1]
+    assert with_maps["p_auroc"]["per_client"] == found[1]["p_auroc"]["per_client"]
+
+
+def test_pixels_are_left_out_where_one_of_several_sites_has_no_maps(played):
+    class HalfBlind(Detector):
+        def predict_step(self, batch):
+            self.maps = self.number == 0
+            return super().predict_step(batch)
+
+    apart = Rounds(HalfBlind(), common=False).play([1])[1]
+    assert "p_auroc" not in apart
+    assert apart["i_auroc"]["per_client"] == played[1][1]["i_auroc"]["per_client"]
+
+
+def test_after_the_last_round_images_of_all_products_are_scored():
+    rounds = Rounds(Detector())
+    for round, all_products in ((ROUNDS - 1, False), (ROUNDS, True)):
+        for client, predicted in rounds.evaluator.evaluate(rounds, round).predictions.items():
+            met = np.isin(OF, list(MET[client][stage_of(client, round)]))
+            assert predicted.scores.isfinite().tolist() == (met | all_products).tolist()
 
 
 @pytest.mark.parametrize(("clients", "drawn"), [((0, 1), 0), ((1,), 1)])

@@ -123,7 +123,7 @@ def test_bins_that_are_none_or_come_twice_are_refused(bins):
 
 def test_scores_of_sets_of_anomalies_cross_with_the_decisions_about_them():
     """Every score is the largest one of its bin already, so nothing is rounded."""
-    scores = torch.tensor([1.0, 3.0, 3.0, 2.0, 7.0, 1.0, 1.0, 9.0])
+    scores = torch.tensor([1.0, 3.0, 3.0, 2.0, 7.0, 1.0, 1.0, math.inf])
     scores = IMAGE_BINS.upper(IMAGE_BINS.index(scores))
     own = SemanticMetrics(("cat", "dog"))
     own.update(scores, torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]))
@@ -137,7 +137,10 @@ def test_scores_of_sets_of_anomalies_cross_with_the_decisions_about_them():
 
 
 def test_calibration_crosses_by_place_of_the_product():
-    own = {"nut": ScoreCounts.of(torch.tensor([1.0, 2.0, 2.0])), "bolt": ScoreCounts.of(torch.tensor([5.0]))}
+    own = {
+        "nut": ScoreCounts.of(torch.tensor([1.0, 2.0, 2.0])),
+        "bolt": ScoreCounts.of(torch.tensor([5.0, math.inf])),
+    }
     question = CalibrationQuery(["bolt", "pin", "nut"], None)
     found = crossed(question, own)
     assert {p: counts.to_json() for p, counts in found.items()} == {
@@ -145,6 +148,8 @@ def test_calibration_crosses_by_place_of_the_product():
     }
     assert crossed(question, {}) == {}
     message = question.pack(own)
+    with pytest.raises(UserError, match="products"):  # there is none of this number
+        check({**message, "products": torch.full_like(message["products"], 3)}, question.spec(), "a site")
     message["bins"] = message["bins"].flip(0)
     with pytest.raises(UserError, match="bins must ascend"):
         question.unpack(message)

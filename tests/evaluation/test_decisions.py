@@ -100,6 +100,18 @@ def test_false_alarms_stand_beside_the_mean_of_what_the_same_clients_promise():
     assert promised == {"mean": 0.117, "lowest": 0.091, "highest": 0.167}
 
 
+def test_a_client_promises_the_mean_rate_of_its_products_by_the_scores_of_each():
+    """Of 9 scores 0.1 can be promised, of 99 the usual 0.01; the client holds three nuts for each leaf."""
+    calibration = Calibration(
+        {0: {"nut": ScoreCounts.of(torch.arange(9.0)), "leaf": ScoreCounts.of(torch.arange(99.0))}},
+        shared=True,
+    )
+    held = EvaluatedImages(LABELS, PRODUCTS, {0: {"nut": 3, "leaf": 1}}, known=True)
+    judged = decide({0: SCORES}, held, calibration, "auto")[0]
+    assert judged["promised"] == pytest.approx((3 * 0.1 + 0.01) / 4)
+    assert judged["deciding"] == [9, 99]
+
+
 def test_a_rate_that_is_given_is_what_is_promised():
     judged = decide({0: SCORES, 1: SCORES}, images(), CALIBRATION, alpha=0.123456)
     assert promised_rates(judged) == dict.fromkeys(("mean", "lowest", "highest"), 0.123456)

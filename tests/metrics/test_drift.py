@@ -142,6 +142,16 @@ def test_uniformity_is_the_largest_step_between_the_distributions():
     assert all(map(math.isnan, uniformity([])))
 
 
+def test_without_calibration_images_the_first_image_wins_nothing_by_being_a_top_one():
+    """A score of which one has been seen is a top one for certain: bets on it pay what they staked."""
+    (step,) = DriftTest(ScoreCounts.union(())).add([5.0])
+    assert step.log_martingale == pytest.approx(math.log10((1 - (step.p_value - 0.5) + 3) / 4))
+
+
+def test_the_stability_of_no_score_has_no_limit():
+    assert math.isnan(Stability.of(ScoreCounts.of(torch.arange(20.0)), torch.empty(0)).limit)
+
+
 def test_the_stability_index_by_hand():
     calibration = ScoreCounts.of(torch.arange(1.0, 21))  # two in each of ten bins
     found = Stability.of(calibration, torch.tensor([0.5, 1.0, 2.0, 3.0, 19.0, 25.0]))

@@ -208,6 +208,7 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
     found = plan()
     assert found.steps(40).share == 0.25
     assert found.steps(40).number == 4
+    assert found.steps(4).share == 1
     assert found.steps(40).noise < found.steps(10).noise  # fewer draws of an image hide more
     assert found.epsilon(3) == pytest.approx(4.0, rel=5e-3)
     assert found.epsilon(3) <= 4.0

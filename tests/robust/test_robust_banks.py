@@ -288,6 +288,7 @@ def test_what_is_a_bank():
         {"min_supporters": 0},
         {"malicious_share": 1.1},
     ],
+    [{"far": 0.0, "far_without_counts": 0.0}, {"far": 0.0}, {"reach": 1.0}, {"holders": 0}, {"liars": 1.1}],
 )
 def test_senseless_settings_are_refused(settings):
     with pytest.raises(UserError, match="federation.robust.banks"):

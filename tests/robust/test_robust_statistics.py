@@ -155,7 +155,31 @@ def test_second_moments_are_judged_by_their_channels():
     assert list(kept) == [0, 1, 3, 4]
 
 
-def test_moments_of_several_products_are_judged_as_those_of_all_images():
+@pytest.mark.parametrize(("scale", "centre"), [(1.0, 1000.0), (1e-3, 1.0)])
+def test_moments_are_judged_at_any_scale_and_clients_without_any_are_not(scale, centre):
+    free = Free("sets", 2)
+    spec = {
+        "count": TensorSpec((free,), torch.int64),
+        "mean": TensorSpec((free, 8)),
+        "covariance": TensorSpec((free, 36)),
+    }
+    updates = {}
+    for client, update in updates_of(6).items():
+        message = packed(update).message
+        far = 100 if client == 2 else 0
+        moved = {
+            "mean": (message["mean"] + far) * scale + centre,
+            "covariance": message["covariance"] * scale**2,
+        }
+        updates[client] = Update({**message, **moved}, 10)
+    none = {name: entry[:0] for name, entry in updates[0].message.items()}
+    kept, remarks = StatisticsCheck()({**updates, 0: Update(none, 10)}, spec, {})
+    assert list(kept) == [0, 1, 3, 4, 5]
+    assert [client for client, _ in remarks] == [2]
+
+
+@pytest.mark.parametrize("sizes", [(70, 30), (99, 1)])
+def test_moments_of_several_products_are_judged_as_those_of_all_images(sizes):
     free = Free("sets", 3)
     spec = {
         "count": TensorSpec((3,), torch.int64),
@@ -165,7 +189,8 @@ def test_moments_of_several_products_are_judged_as_those_of_all_images():
     draw = torch.Generator().manual_seed(0)
     plain, by_product = {}, {}
     for client in range(5):
-        one, other = torch.randn(70, 8, generator=draw), 3 + torch.randn(30, 8, generator=draw)
+        one, other = (torch.randn(size, 8, generator=draw) for size in sizes)
+        other += 3
         if client == 2:
             one *= 30
         rows = torch.cat([one, other]).double()

@@ -81,8 +81,11 @@ def test_the_trimmed_mean_leaves_out_the_ends(clients, liars, trimmed):
 
 
 @pytest.mark.parametrize(("clients", "liars"), [(5, 1), (7, 0), (7, 2), (3, 1), (4, 1)])
-def test_krum_s_scores_are_sums_of_the_nearest_squares(clients, liars):
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_krum_s_scores_are_sums_of_the_nearest_squares(clients, liars, scale):
     updates = updates_of(clients)
+    for client in range(clients):
+        updates = moved(updates, client, scale)
     rows = matrix(updates)
     squares = np.square(rows[:, None] - rows).sum(2)
     nearest = max(1, clients - liars - 2)
@@ -296,6 +299,7 @@ def test_only_what_the_server_had_sent_counts_as_weights():
         lambda: NormClipping(far=0.5),
         lambda: Krum(chosen=0),
         lambda: Krum(liars=-0.1),
+        lambda: Krum(liars=1.1),
         lambda: Krum(far=0.5),
         lambda: TrimmedMean(far=0.5),
         lambda: TrimmedMean(liars=1.1),
