@@ -103,6 +103,33 @@ def test_a_step_without_noise_is_the_mean_of_clipped_gradients():
 
 
 @needs_opacus
+def test_momentum_lasts_from_round_to_round_where_the_optimizer_is_kept():
+    rows, own = Rows(8), client(momentum=0.9)
+    own.keep_optimizer = True
+    steps, before = Steps(share=1.0, number=1, noise=0.0), weights(own).double()
+    first = weights(trained(rows, steps, own=own)).double()
+    second = weights(trained(rows, steps, own=own, round=2)).double()
+    momentum = 0.9 * clipped_mean(rows, before, 0.3) + clipped_mean(rows, first, 0.3)
+    torch.testing.assert_close(second, first - 0.5 * momentum, rtol=1e-4, atol=1e-6)
+
+
+@needs_opacus
+def test_layers_are_in_training_mode_while_they_train():
+    seen = []
+
+    class Watching(AsIs):
+        def forward(self, images):
+            seen.append(self.training)
+            return super().forward(images)
+
+    own = client(Watching())
+    own.task.eval()  # as a plan leaves it
+    trained(Rows(8), Steps(share=1.0, number=2, noise=0.0), own=own)
+    assert seen == [True, True]
+    assert not own.task.training
+
+
+@needs_opacus
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_no_image_adds_more_than_the_clip_in_whatever_precision(precision):
     for seed in range(8):
@@ -200,6 +227,16 @@ def test_noise_of_whole_batches_is_that_of_the_gaussian_mechanism():
     assert (found.share, found.number) == (1.0, 1)
     closed = math.sqrt(4) / mu_of(4.0, 1e-5)
     assert closed <= found.noise < 1.1 * closed  # Renyi's bound is a few per cent above
+
+
+@pytest.mark.slow
+@needs_opacus
+def test_epochs_are_paid_for_as_rounds_are():
+    own = client()
+    own.local_epochs = 2
+    twice, once = plan(own, sizes=(40,)), plan(rounds=6, sizes=(40,))
+    assert twice.steps(40).noise == once.steps(40).noise
+    assert twice.epsilon(2) == once.epsilon(4)
 
 
 @pytest.mark.slow

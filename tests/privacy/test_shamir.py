@@ -45,3 +45,9 @@ def test_what_cannot_be_shared_is_refused(secret, places):
 def test_shares_of_no_secret_are_refused():
     with pytest.raises(ValueError, match="of no secret"):
         join({1: (PRIME - 1).to_bytes(SHARE_BYTES, "big")})
+
+
+def test_shares_are_of_the_smallest_prime_above_all_secrets():
+    """By Fermat's little theorem, to base 3: the numbers below are composite for certain."""
+    assert pow(3, PRIME - 1, PRIME) == 1
+    assert all(pow(3, number - 1, number) != 1 for number in range(2**256, PRIME))
