@@ -230,6 +230,12 @@ def test_two_clients_and_minorities_are_refused():
         b'{"public":1,"commitment":2,"envelopes":3}',
         b"\xff",
         b'{"place":[],"members":[[1]],"quorum":1}',
+        b'{"place":5,"members":[[1,5],[2,5],[3,5]],"quorum":3}',
+        b'{"public":"00","commitment":"%s","envelopes":{}}' % (b"00" * 32),
+        b'{"seeds":{"3":"00"},"keys":{}}',
+        b'{"seeds":[],"keys":[]}',
+        b'{"envelopes":{"3":"00"}}',
+        b'{"envelopes":[]}',
         b'{"place":"x","members":[[1,5],[2,5],[3,5],[3,6]],"quorum":3}',
     ],
 )

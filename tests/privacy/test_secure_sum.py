@@ -48,6 +48,23 @@ def test_sums_are_those_of_the_plain_run(toy, summed, tmp_path):
         assert other.elements_up == one.elements_up
 
 
+def test_numbers_of_narrow_range_are_masked_in_32_bits(toy, summed, tmp_path, monkeypatch):
+    plain = toy(values=VALUES, rounds=1, folder=tmp_path / "plain").run()[0]
+    federation = summed(rounds=1, folder=tmp_path / "secure")
+    spec = {"w": TensorSpec((1,), low=-8, high=8)}
+    monkeypatch.setattr(type(federation.client), "upload_spec", lambda self: spec)
+    widths, play = set(), federation.transport.play
+
+    def watched(*args):
+        outcome = play(*args)
+        widths.update(load(result.blob)["w"].dtype for result in outcome.values.values())
+        return outcome
+
+    monkeypatch.setattr(federation.transport, "play", watched)
+    assert federation.run()[0].scalars["weight"] == pytest.approx(plain.scalars["weight"], rel=1e-5)
+    assert widths == {torch.int32}
+
+
 def test_a_resumed_run_is_the_same_whatever_the_keys(summed, tmp_path):
     whole = summed(folder=tmp_path / "whole").run()
     summed(folder=tmp_path / "parts", rounds=2).run()
