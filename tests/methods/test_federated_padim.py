@@ -7,6 +7,7 @@ from helpers.refusals import refusal
 from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import DataLoader, Subset
 
+from lit_fedad.contracts import Context
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.methods.federated_padim import FederatedPaDiMClient, FederatedPaDiMServer, ImageCells
@@ -56,6 +57,17 @@ def test_is_the_central_fit_whatever_the_partition(federate, make_loader, sizes,
     means, expected = gaussians(features(*data.values()))
     np.testing.assert_allclose(task.centres, means, rtol=0, atol=1e-6)
     np.testing.assert_allclose(covariances(task), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("images", [6, 2, 1])
+def test_a_client_alone_fits_its_own_images_once(make_loader, images):
+    loader, task = make_loader(images), make()
+    task.refresh(loader, Context(seed=0, round=0, client=0), first=True)
+    means, expected = gaussians(features(loader))
+    for _ in range(2):
+        np.testing.assert_allclose(task.centres, means, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(covariances(task), expected, rtol=0, atol=1e-6)
+        task.refresh(make_loader(5, 1), Context(seed=0, round=1, client=0))
 
 
 def test_scores_are_mahalanobis_distances(federate, make_loader):

@@ -160,6 +160,21 @@ def test_a_message_of_another_form_is_refused_and_left_out(summed, monkeypatch):
     assert "shape (2,), declared as (1)" in report.refused[3]
 
 
+def test_an_offer_that_cannot_be_read_is_refused_and_named_and_three_others_are_enough(
+    summed, tmp_path, monkeypatch
+):
+    values, confer = {client: VALUES[client] for client in range(4)}, Parties.confer
+    monkeypatch.setattr(
+        Parties, "confer", lambda self, *given: b"{}" if given[:2] == ("offer", 3) else confer(self, *given)
+    )
+    report = summed(values, sampler=SKIP, rounds=1, folder=tmp_path / "a").run()[0]
+    assert report.participants == [0, 1, 2]
+    assert "an offer to a secure sum, and cannot be read" in report.refused[3]
+    monkeypatch.setattr(Parties, "confer", confer)
+    three = summed({client: VALUES[client] for client in range(3)}, rounds=1, folder=tmp_path / "b").run()[0]
+    assert three.scalars["weight"] == pytest.approx(report.scalars["weight"], rel=1e-6)
+
+
 def test_every_message_of_a_sum_is_counted(summed, monkeypatch):
     """The invitation, the envelopes and the survivors on the way down; offer, summand and shares on the way up."""
     federation = summed(rounds=1)

@@ -33,6 +33,16 @@ def test_features_are_layers_brought_to_one_grid(make_task, make_loader, pool, a
     torch.testing.assert_close(task.embed(batch), expected.flatten(2).transpose(1, 2))
 
 
+def test_smaller_sizes_of_the_image_count_where_all_layers_are_averaged(make_task, make_loader):
+    task, image = make_task(), next(iter(make_loader()))["image"]
+    whole, small = (task.backbone(one) for one in (image, F.avg_pool2d(image, 2)))
+    both = {"pyramid": (*whole, *small)}
+    one, other = (task.embed({"pyramid": layers}, average_pool=True) for layers in (whole, small))
+    torch.testing.assert_close(task.embed(both, average_pool=True), (one + other) / 2)
+    for pool in ("last", False):
+        assert torch.equal(task.embed(both, pool), task.embed({"pyramid": whole}, pool))
+
+
 def test_cached_pyramids_give_the_same_features(make_task, make_loader):
     task = make_task()
     batch = next(iter(make_loader()))
@@ -140,6 +150,16 @@ def test_the_subspace_is_that_of_features_averaged_over_neighbours(make_task, ma
     torch.testing.assert_close(task.centre[0], rows.mean(0), rtol=1e-4, atol=1e-5)
 
 
+def test_image_scores_add_weighted_distances_to_the_bank_to_residuals(make_task, make_loader):
+    task, batch = make_task(head=None, subspace=0.8, bank_weight=2.0), next(iter(make_loader(seed=1)))
+    task.refresh(make_loader(9), HERE, first=True)
+    blurred, features = (task.embed(batch, average_pool=pool).flatten(0, 1) for pool in (True, False))
+    residuals = ((blurred - task.centre) @ task.basis[0]).norm(dim=1)
+    distances = torch.cdist(features, task.memory).amin(1)
+    expected = task.judge(residuals + 2 * distances)
+    torch.testing.assert_close(task.predict_step(batch).image_score, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "sets"),
     [
@@ -147,6 +167,7 @@ def test_the_subspace_is_that_of_features_averaged_over_neighbours(make_task, ma
         ({"standardise": True}, 1),
         ({"whiten": 0.1}, 1),
         ({"subspace": 0.8}, 1),
+        ({"subspace": 0.8, "products": ["nut"]}, 1),
         ({"subspace": "likelihood", "standardise": True}, 3),
         ({"subspace": "likelihood", "standardise": True, "products": ["nut", "bolt"]}, 7),
     ],

@@ -82,6 +82,7 @@ def test_image_scores_are_smoothed_the_more_the_finer_the_grid(make_task, size, 
         ({"image_size": (32, 0)}, "task.image_size=.* of at least 1"),
         ({"image_size": 2048, "tile": 8, "grid": 8}, "task.grid=8: .* 2048 x 2048 patches"),
         ({"sigma": 1e30}, r"task.sigma=1e\+30 must be in \[0, 8192\]"),
+        ({"average_pool": "first"}, "task.average_pool=first must be true, false or 'last'"),
         ({"image_sigma": 2.0}, r"task.image_sigma=2.0 must be in \[0, 1\]"),
     ],
 )
