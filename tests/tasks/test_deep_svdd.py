@@ -59,9 +59,10 @@ def test_both_objectives_by_hand(points):
     assert soft.predict(points, {}).image_score.tolist() == pytest.approx([-5, 0, 4], abs=1e-6)
 
 
-def test_the_centre_is_the_mean_of_local_features_and_stays():
+@pytest.mark.parametrize("count", [7, 1])
+def test_the_centre_is_the_mean_of_local_features_and_stays(count):
     task = make()
-    images = batch(7)["image"]
+    images = batch(count)["image"]
     loader = DataLoader([{"image": image} for image in images], batch_size=3)
     task.refresh(loader, Context(0, 0, 0), first=True)
     with torch.no_grad():
