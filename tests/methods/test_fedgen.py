@@ -97,7 +97,7 @@ def test_the_server_s_losses_by_hand():
 
 def test_the_generator_s_steps_go_on_from_round_to_round_at_a_rate_that_falls():
     client = client_of()
-    server = FedGenServer(client, steps=1, batch_size=4, learning_rate=0.1, weight_decay=0.02, spread=3.0)
+    server = FedGenServer(client, steps=1, batch_size=4, learning_rate=0.1, weight_decay=0.02, diversity=3.0)
     hand = FeatureGenerator(3, client.task.num_features, SMALL["noise"], SMALL["hidden"])
     hand.load_state_dict(server.generator)
     adam = torch.optim.Adam(hand.parameters(), weight_decay=0.02)

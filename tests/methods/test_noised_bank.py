@@ -202,7 +202,7 @@ def test_an_infinite_budget_is_the_plain_run(federate, data):
 
 
 def test_clients_load_the_model_with_the_slots_of_a_round(federate, data):
-    server, client = play(federate, data).server, FederatedBankClient(bank(), drawn=True)
+    server, client = play(federate, data).server, FederatedBankClient(bank(), slots_from_moments=True)
     exchange = NoisedSlots("slots", ImageSlots)
     exchange.receive(client, exchange.broadcast(server, 0))
     torch.testing.assert_close(client.task.memory, server.known["memory"])

@@ -9,9 +9,8 @@ from helpers.frozen import NEW, Colours, frozen_encoder, images, scores_of
 from helpers.methods import restarted
 from sklearn.neighbors import NearestNeighbors
 
-from lit_fedad.contracts import Update, disclosed_by
+from lit_fedad.contracts import Context, Update, disclosed_by
 from lit_fedad.contracts.disclosure import Kind
-from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.dbe import DBEClient
 from lit_fedad.methods.fedavg import FedAvgClient, LatestMessagesServer

@@ -294,15 +294,10 @@ def test_only_what_the_server_had_sent_counts_as_weights():
         lambda: NormClipping(max_length_ratio=0.5),
         lambda: Krum(merged_clients=0),
         lambda: Krum(malicious_share=-0.1),
+        lambda: Krum(malicious_share=1.1),
+        lambda: Krum(max_length_ratio=0.5),
         lambda: TrimmedMean(max_length_ratio=0.5),
         lambda: TrimmedMean(malicious_share=1.1),
-        lambda: NormClipping(far=0.5),
-        lambda: Krum(chosen=0),
-        lambda: Krum(liars=-0.1),
-        lambda: Krum(liars=1.1),
-        lambda: Krum(far=0.5),
-        lambda: TrimmedMean(far=0.5),
-        lambda: TrimmedMean(liars=1.1),
     ],
 )
 def test_senseless_settings_are_refused(wrong):

@@ -52,7 +52,7 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
             {**SGD, "clusters": 0, "normal_share": 0, "shrinkage": 1.5, "warmup": -1, "final_learning_rate": -1.0,
              "rounds": -1, "projection": 0},
         ),
-        (CSI, {**VIEWS, "rounds": 2, "image_size": 16}, {**SGD, "rounds": -1, "ramp": -1, "mirror": 2.0}),
+        (CSI, {**VIEWS, "rounds": 2, "image_size": 16}, {**SGD, "rounds": -1, "warmup_rounds": -1, "mirror": 2.0}),
         (
             Elsa,
             {**VIEWS, **WARMUP, "finetuning_views": ContrastiveViews()},
@@ -61,7 +61,7 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         (
             DeepSVDD,
             {**PIXELS, "encoder": ConvNet(16, channels=4), "rounds": 2},
-            {**RATES, "width": 0, "hidden": 0, "nu": 0.0, "drop": 1.5, "rounds": -1, "radius_rounds": -1,
+            {**RATES, "width": 0, "hidden": 0, "nu": 0.0, "decay_after": 1.5, "rounds": -1, "radius_rounds": -1,
              "margin": -1.0},
         ),
         (
@@ -72,7 +72,7 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         (
             Dinomaly,
             {"backbone": TinyPyramid(), "image_size": 32},
-            {**POSITIVE, "groups": 0, "dropout": 1.5, "loose": 1.5, "factor": -1.0, "top": 0.0},
+            {**POSITIVE, "groups": 0, "dropout": 1.5, "easy_share": 1.5, "easy_gradient": -1.0, "top": 0.0},
         ),
         (
             EfficientAD,
