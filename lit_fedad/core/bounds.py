@@ -16,6 +16,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "image.resize": (1, 8192),
     "image.tile": (1, 8192),
     "image.overlap": (0, 8192),
+    "task.image_size": (1, 8192),
     "image.channels": (1, 3),
     "image.page": (0, 9999),
     "evaluation.every": (1, math.inf),

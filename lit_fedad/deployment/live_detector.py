@@ -25,6 +25,7 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import built_of, complete_run, load_client, one_process, same_model
+from lit_fedad.experiment.run_files import told_of
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule
 from lit_fedad.report.console import Display
@@ -197,11 +198,13 @@ def open_client(
         UserError: If there is no such complete run, version or client, or the backbone differs from the run's.
     """
     folder, result, config = complete_run(run, overrides, version)
-    with built_of(folder):
+    with built_of(folder, overrides):
         model = same_model(config, result)
-        classifies = model.task.kind == "classification"
-        calibration = Calibration({}, shared=False) if classifies else folder.calibration()
+    classifies = model.task.kind == "classification"
+    calibration = Calibration({}, shared=False) if classifies else folder.calibration()
+    with told_of(folder.path / "calibration.json", given=["client"]):
         number = choose_client(client, result, calibration.clients)
+    with built_of(folder, overrides):
         launched = one_process(config if fabric is None else {**config, "fabric": fabric})
         load_client(model, folder.path, folder.config(), number, launched, result.get("own_client"))
         transform = image_transform(config, model.task)
@@ -223,6 +226,8 @@ def choose_client(client: int | str | None, result: Mapping[str, Any], calibrate
     holders = [
         number for number, size in enumerate(sizes) if size and (not calibrated or number in calibrated)
     ]
+    if not holders:
+        raise UserError("holds scores of no client of the run; restore it from a copy")
     if client is None:
         return max(holders, key=lambda number: (sizes[number], -number))
     number = names.number(str(client))

@@ -40,6 +40,7 @@ from lit_fedad.experiment.finished_run import (
     same_model,
 )
 from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_files import refused_if_malformed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
 from lit_fedad.experiment.train import conclude
@@ -120,7 +121,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
             display.where_next(_next(home, number))
             return home.version_folder(number).path
         folder, result, config = complete_run(str(home.path), overrides, None)
-        with built_of(folder):
+        with built_of(folder, overrides):
             model, images = same_model(config, result), build_images(config)
             _check(folder, config, model, images)
             assert isinstance(images, ImageSet)
@@ -199,13 +200,15 @@ def _play(
     evaluator = build_evaluator(stored, data, model.method, fabric)
     federation = build_federation(stored, made.path, model, data.module, evaluator, fabric, data.digest)
     _, state = federation.checkpoints.adopt(before)
+    with refused_if_malformed(str(folder.path / "checkpoints")):
+        measured_before = sum(state["server"]["measured"].values())
     progress.start(display, "Clients that send their sums, and are scored")
     try:
         report = federation.run()[-1]
     finally:
         progress.stop()
     measured = cast("MomentsServer", model.server).measured  # all methods that have sums use this server
-    added = sum(measured.values()) - sum(state["server"]["measured"].values())
+    added = sum(measured.values()) - measured_before
     if report.refused or added != additions[-1].total:
         cause = next(iter(report.lines(federation.names)), "a client sent nothing")
         advice = (
@@ -365,10 +368,12 @@ def _report(
         f"{len(images)} of client {client}" for client, images in sorted(new.images.items())
     )
     display.note(f"version {version.path.name}, with new images: {by_client}")
-    for then, now in zip(before, after, strict=True):
+    beyond = {(now.client, now.product): now.beyond for now in after}
+    for then in before:
+        now = beyond.get((then.client, then.product), "uncalibrated")
         display.note(
             f"beyond the threshold, of {then.images} new images of client {then.client}, product {then.product}:"
-            f" {then.beyond} before, {now.beyond} as part of the detector"
+            f" {then.beyond} before, {now} as part of the detector"
         )
     rows = [
         {"test images": metric_title(name), "before": f"{then:.3f}", "now": f"{metrics[name]['mean']:.3f}"}

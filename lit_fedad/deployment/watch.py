@@ -30,6 +30,9 @@ _P_VALUE_BINS = 20
 _ANY_ALPHA = 0.5
 """Alpha that one calibration image can promise: a test of drift takes the most specific images, however few."""
 
+_MOST_SCORES = 10_000_000
+"""Most calibration images: the test of drift keeps each one's score, and their number may be anybody's claim."""
+
 _RECENT = 10
 """Number of last images that the line of an alarm tells about."""
 
@@ -90,6 +93,11 @@ def watch(
     calibration_scores = opened.calibration.rule(number, _ANY_ALPHA, product).scores
     if not calibration_scores.total:
         raise UserError(f"{folder.path}: {opened.title} holds no calibration scores to compare with")
+    if calibration_scores.total > _MOST_SCORES:
+        raise UserError(
+            f"{folder.path / 'calibration.json'}: counts {calibration_scores.total} images, more than any run has;"
+            " restore it from a copy"
+        )
     check_exists(Path(images))  # before the log names it
     label = ClientNames.of(opened.result).label(number)
     name = f"watch/client_{label}" + (f"_{product}" if product else "").replace("/", "_")

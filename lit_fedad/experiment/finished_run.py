@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import detached, load_state, state_of
+from lit_fedad.core.bounds import pair
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import ANEW, UserError, first_line, is_out_of_memory
@@ -24,11 +26,12 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import LastStages
 from lit_fedad.evaluation.calibration import with_calibration
+from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import Data, Model, build_data, build_images, build_model, build_partition
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.run import Run
-from lit_fedad.experiment.run_files import MALFORMED
+from lit_fedad.experiment.run_files import MALFORMED, refused_if_malformed, told_of
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints, read_state, write_state
@@ -79,7 +82,7 @@ def reopen(
         raise UserError(
             f"{folder.path}: a site's own detector: predict, watch and export take it, nothing else does"
         )
-    with built_of(folder):
+    with built_of(folder, overrides):
         return _rebuilt(folder, result, config, callbacks)
 
 
@@ -109,14 +112,19 @@ def _rebuilt(
 
 
 @contextmanager
-def built_of(folder: RunFolder) -> Iterator[None]:
+def built_of(folder: RunFolder, overrides: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turns errors of a block that builds parts from a run's folder into one line; the folder may come from anybody.
 
+    Args:
+        folder: The folder.
+        overrides: Values that do not come from the folder, by key.
+
     Raises:
-        UserError: If the block raises an error that wrong values in the configuration may cause.
+        UserError: If the block raises an error that wrong values in the configuration may cause; it names the file.
     """
     try:
-        yield
+        with told_of(folder.path / "config.yaml", overrides or ()):
+            yield
     except (RuntimeError, *MALFORMED) as error:
         if is_out_of_memory(error):
             raise
@@ -158,6 +166,8 @@ def complete_run(
     result = folder.result()
     if result is None:
         raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")
+    with refused_if_malformed(str(folder.path / "result.json")):
+        _check_result(result)
     config = folder.config()
     if (config.get("backbone") or {}).get("weights") == "auto":
         # "auto" is replaced by the backbone that the run used, which may differ from the choice on this machine.
@@ -168,6 +178,17 @@ def complete_run(
             raise UserError(f"'{key}' cannot be given for a trained run, only {', '.join(_MACHINE_KEYS)}")
         config[section][name] = value
     return folder, result, config
+
+
+def _check_result(result: Mapping[str, Any]) -> None:
+    """Checks what commands read of a result later; raises an error of `MALFORMED` if it is of another kind."""
+    partition, backbone = result["partition"], result["backbone"]
+    products, sizes = partition["products"], partition["sizes"]
+    texts = [result["method"], result["data"], *products]
+    texts += [backbone[name] for name in ("name", "weights", "sha256", "taken")]
+    whole = all(type(size) is int and size >= 0 for size in [*sizes, *chain(*partition["counts"])])
+    if not (type(products) is list and all(isinstance(text, str) for text in texts) and whole and any(sizes)):
+        raise TypeError
 
 
 def one_process(config: Config, callbacks: Sequence[object] = ()) -> Fabric:
@@ -251,18 +272,34 @@ def load_client(
     Raises:
         UserError: If the run lacks the checkpoint of its last round, or a file does not fit its method.
     """
-    channel = build(config["federation"]["channel"])
+    channel, file = build(config["federation"]["channel"]), folder / (OWN_CLIENT if own else "checkpoints")
     try:
-        trained = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
-        context = Context(config["seed"], trained.round, number, trained.exchange)
-        exchange = model.method.exchanges.at(context)
-        # A file of an earlier version may lack attributes: they get their initial values.
-        state = {**state_of(model.client), **trained.state}
-        ClientRunner(model.client, channel, fabric).activate(exchange, context, state, trained.blob)
-        model.client.deploy()
+        with told_of(file):
+            trained = (
+                TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
+            )
+            context = Context(config["seed"], trained.round, number, trained.exchange)
+            exchange = model.method.exchanges.at(context)
+            # A file of an earlier version may lack attributes: they get their initial values.
+            state = {**state_of(model.client), **trained.state}
+            ClientRunner(model.client, channel, fabric).activate(exchange, context, state, trained.blob)
+            model.client.deploy()
+            _check_maps(model, config, fabric)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        file = folder / (OWN_CLIENT if own else "checkpoints")
         raise UserError(f"{file}: its state does not fit the run's method ({first_line(error)})") from error
+
+
+def _check_maps(model: Model, config: Config, fabric: Fabric) -> None:
+    """Predicts a black image: a client whose parts do not fit each other fails before any image is read.
+
+    Raises:
+        ValueError: If its heatmaps are not of the images' size; else what the parts raise.
+    """
+    size = pair("image.size", config["image"]["size"])
+    black = torch.zeros(1, config["image"]["channels"], *size)
+    maps = predict_batch(model.client, {"image": black}, fabric).anomaly_map
+    if maps is not None and maps.shape[1:] != size:
+        raise ValueError(f"heatmaps of {list(maps.shape[1:])}, image.size={list(size)}")
 
 
 def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Channel) -> TrainedClient:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 # The number in config.yaml; to be raised when a release cannot open the files of the previous one. 0.1 wrote none.
 _FORMAT = 8
 _RELEASES = {None: "lit_fedad 0.1", 4: "lit_fedad 0.2"}  # released versions of the package, by format
+
+
+_LARGEST_YAML = 1 << 20
+"""Largest size in bytes of a ``config.yaml``, which takes seconds to read; one of any size would take hours."""
 
 
 def _advice(folder: Path) -> str:
@@ -125,7 +129,7 @@ def read_yaml(path: Path) -> tuple[bytes, Any]:
         UserError: If it cannot be read.
     """
     try:
-        content = stored_bytes(path)
+        content = stored_bytes(path, _LARGEST_YAML)
         return content, plain_yaml(content.decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
@@ -147,6 +151,26 @@ def refused_if_malformed(what: str) -> Iterator[None]:
         raise UserError(
             f"{what} does not hold what a run writes ({type(error).__name__}); restore it from a copy"
         ) from error
+
+
+@contextmanager
+def told_of(file: Path, given: Iterable[str] = ()) -> Iterator[None]:
+    """Puts the name of a run's file before the error of a block that reads values of it, and names no file of the run.
+
+    Args:
+        file: The file, or a folder with several.
+        given: Keys that do not come from the file: an error that begins with one of them is left as it is.
+
+    Raises:
+        UserError: If the block raises one.
+    """
+    try:
+        yield
+    except UserError as error:
+        told = (f"{file.parent}: ", *(str(file.parent / name) for name in (file.name, *FILES, *FOLDERS)))
+        if str(error).startswith((*told, *(f"{key}=" for key in given))):
+            raise
+        raise UserError(f"{file}: {error!s:.500}") from error
 
 
 def there(path: Path) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, check_root
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import RESTORE, UserError
 from lit_fedad.core.identity import identity
+from lit_fedad.core.nested import value_at
 from lit_fedad.core.text import shell_word
 from lit_fedad.data.additions import Addition
 from lit_fedad.evaluation.calibration import alphas
@@ -25,6 +26,7 @@ from lit_fedad.experiment.run_files import (
     read_settings,
     save_json,
     there,
+    told_of,
     write,
 )
 from lit_fedad.experiment.trusted_targets import check_targets
@@ -32,6 +34,9 @@ from lit_fedad.metrics.conformal import Alpha, Calibration
 from lit_fedad.tracking.reading import find_run_folder
 
 _DEFAULT = "versions/default.json"
+
+_READ_LATER = ("seed", "rounds", "evaluation.alpha", "evaluation.batch_size")
+"""Keys that commands read after they have built a detector."""
 
 
 @dataclass(frozen=True)
@@ -93,24 +98,28 @@ class RunFolder:
                 call, holds keys that no run takes, or another version wrote it.
         """
         config = read_settings(self.path)
-        check_targets(config, self.path / "config.yaml")
-        try:
+        with told_of(self.path / "config.yaml"):
+            check_targets(config, self.path / "config.yaml")
             check_root(config)
-        except UserError as error:
-            raise UserError(f"{self.path / 'config.yaml'}: {error!s:.500}") from error
+            if lost := [key for key in _READ_LATER if value_at(config, key) is None]:
+                raise UserError(f"{lost[0]} is missing, and every run has one; {RESTORE}")
         return config
 
     def result(self) -> dict[str, Any] | None:
         """Reads the result of a complete run; None for a run that is not complete."""
-        return read_json(self.path, "result.json") if there(self.path / "result.json") else None
+        if not there(self.path / "result.json"):
+            return None
+        result = read_json(self.path, "result.json")
+        try:
+            ClientNames.of(result)
+        except UserError as error:
+            raise UserError(f"{self.path}/{error}") from error
+        return result
 
     def calibration(self) -> Calibration:
         """Reads the calibration scores of a complete run."""
-        try:
+        with told_of(self.path / "calibration.json"):
             stored = Calibration.from_json(read_json(self.path, "calibration.json"))
-        except UserError as error:
-            path = self.path / "calibration.json"
-            raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
         return replace(stored, names=ClientNames.of(self.result() or {}))
 
     def alpha(self) -> Alpha:

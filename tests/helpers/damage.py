@@ -9,6 +9,12 @@ import random
 import shutil
 from pathlib import Path
 
+import torch
+import yaml
+
+from lit_fedad.core.files import sha256
+from lit_fedad.core.identity import identity
+
 DAMAGES = ("bit", "bits", "truncated", "empty", "missing", "garbage", "swapped")
 
 
@@ -49,3 +55,29 @@ def forge(run: Path, name: str, text: str) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     manifest[name] = [hashlib.sha256(text.encode()).hexdigest()]
     (run / "manifest.json").write_text(json.dumps(manifest))
+
+
+def forge_config(run: Path, change) -> None:
+    """Changes the configuration of a run, and signs its last checkpoint with it."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    change(config)
+    forge(run, "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    made = identity({key: value for key, value in config.items() if key != "format"})
+    _sign(run, lambda meta: f"{made}-{meta['identity'].rpartition('-')[2]}")
+
+
+def forge_state(run: Path, name: str, change) -> None:
+    """Changes a file of a run's last checkpoint, which stays signed."""
+    (path,) = run.glob(f"checkpoints/round_*/{name}")
+    state = torch.load(path, weights_only=True)
+    change(state)
+    path.unlink()
+    torch.save(state, path)
+    _sign(run, lambda meta: meta["identity"])
+
+
+def _sign(run: Path, identity_of) -> None:
+    (path,) = run.glob("checkpoints/round_*/meta.json")
+    meta = json.loads(path.read_text())
+    files = {name: sha256(path.parent / name) for name in meta["files"]}
+    path.write_text(json.dumps({**meta, "files": files, "identity": identity_of(meta)}))

@@ -1,0 +1,147 @@
+"""A run's folder whose files were changed together with their hashes: refused in one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from helpers.damage import forge, forge_config, forge_state
+from helpers.refusals import refusal
+
+from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.deployment.update import UpdateOptions, update
+from lit_fedad.deployment.watch import watch
+from lit_fedad.experiment.run_folder import RunFolder
+
+
+@pytest.fixture
+def forged(tiny_run, tmp_path):
+    return shutil.copytree(tiny_run, tmp_path / "run")
+
+
+@pytest.fixture
+def images(tiny_run, tmp_path):
+    (tmp_path / "new").mkdir()
+    shutil.copy(next((tiny_run.parent / "data").rglob("*.png")), tmp_path / "new" / "0.png")
+    return tmp_path / "new"
+
+
+def _set(values, key, value):
+    *sections, leaf = key.split(".")
+    for section in sections:
+        values = values[section]
+    if value is KeyError:
+        del values[leaf]
+    else:
+        values[leaf] = value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("task.grid", -1),
+        ("task.unknown", 1),
+        ("task.products", "x" * 10_000),
+        ("task.image_size", 1_000_000),
+        ("backbone", None),
+        ("backbone.name", "../../secret"),
+        ("method.exchanges", None),
+        ("image.mean", [1, 2]),
+        ("fabric.accelerator", "none of this machine"),
+        ("callbacks", {"mine": {"_target_": "lit_fedad.tasks.padim.Nothing"}}),
+        ("evaluation", KeyError),
+        ("evaluation.batch_size", KeyError),
+        ("rounds", KeyError),
+    ],
+)
+def test_a_value_of_the_configuration_is_told_with_its_file(forged, images, key, value):
+    forge_config(forged, lambda config: _set(config, key, value))
+    with refusal(f"^{forged}/config.yaml: ") as caught:
+        predict(str(forged), str(images), 0)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("image.size", 64), ("task.score._target_", "lit_fedad.tasks.slot_distances.HingeLoss")],
+)
+def test_parts_that_do_not_fit_each_other_are_found_before_images_are_read(forged, images, key, value):
+    forge_config(forged, lambda config: _set(config, key, value))
+    with refusal(f"^{forged}/checkpoints: its state does not fit the run's method"):
+        predict(str(forged), str(images), 0)
+
+
+def test_a_value_that_the_user_gives_is_not_told_of_the_run(forged, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    with refusal(f"^data.root={tmp_path / 'empty'}"):
+        evaluate(str(forged), {"data.root": str(tmp_path / "empty")})
+
+
+def test_what_a_server_may_not_send_is_told_with_its_checkpoint(forged, images):
+    forge_state(forged, "server.pt", lambda state: state["server"]["statistics"]["mean"].fill_(torch.nan))
+    with refusal(f"^{forged}/checkpoints: the server sent 'mean' with values that are not finite"):
+        predict(str(forged), str(images), 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partition", KeyError),
+        ("partition.sizes", KeyError),
+        ("partition.sizes", [-1, 0]),
+        ("partition.sizes", ["1", "2"]),
+        ("partition.products", [1, 2, 3, 4, 5]),
+        ("partition.counts", 3),
+        ("backbone.sha256", KeyError),
+        ("method", ["a"]),
+    ],
+)
+def test_a_result_of_other_kinds_is_told_with_its_file(forged, images, key, value):
+    result = json.loads((forged / "result.json").read_text())
+    _set(result, key, value)
+    forge(forged, "result.json", json.dumps(result))
+    with refusal(f"^{forged}/result.json does not hold what a run writes"):
+        predict(str(forged), str(images), 0)
+
+
+_ONE = {"bins": [1], "counts": [1]}
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ({"7": {"grass": _ONE}}, "holds scores of no client of the run"),
+        ({"0": {"grass": {**_ONE, "counts": [1 << 30]}}}, "counts 1073741824 images, more than any run has"),
+    ],
+)
+def test_scores_that_no_client_of_the_run_has_are_told_with_their_file(forged, images, clients, said):
+    forge(forged, "calibration.json", json.dumps({"shared": True, "clients": clients}))
+    with refusal(f"^{forged}/calibration.json: {said}"):
+        watch(str(forged), str(images), once=True)
+
+
+def test_sites_without_numbers_are_told_with_their_file(forged):
+    result = json.loads((forged / "result.json").read_text())
+    forge(forged, "result.json", json.dumps({**result, "sites": {"north": {"client": "first"}}}))
+    with refusal(f"^{forged}/result.json: sites needs the number of each site"):
+        RunFolder(forged).result()
+
+
+def test_an_update_of_counts_that_are_none_begins_nothing(forged, images):
+    forge_state(forged, "server.pt", lambda state: state["server"]["measured"].update({0: "ten"}))
+    with refusal(f"^{forged}/checkpoints does not hold what a run writes"):
+        update(UpdateOptions(str(forged), images=str(images), client=0, product="grass", force=True))
+    assert RunFolder(forged).versions() == [0]
+
+
+def test_a_configuration_of_any_length_is_not_read(forged):
+    forge(
+        forged,
+        "config.yaml",
+        (forged / "config.yaml").read_text() + "".join(f"k{n}: 1\n" for n in range(200_000)),
+    )
+    with refusal(f"^{forged}/config.yaml: has .* more than any file of its kind"):
+        RunFolder(forged).config()
