@@ -42,6 +42,13 @@ class PatientProtocol(H11Protocol):
             self._timer.cancel()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """Closes the connection if its request has not arrived completely; another one gets its answer first."""
+        if self.waits or self.cycle.more_body:
+            self.close_now()
+        else:
+            super().shutdown()
+
     @property
     def waits(self) -> bool:
         """Whether the server waits for the client: for a request, or until the client has read an answer."""

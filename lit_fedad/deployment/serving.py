@@ -74,8 +74,11 @@ class Desk:
             if draw and not self.detector.localises:
                 raise RefusedError(422, "this detector draws no heatmaps")
             content = file_in(await self._body(request), request.headers.get("content-type", ""))
-            # A thread that has begun runs to its end even if the client has gone: its place is free only then.
-            return await run_sync(self._work, content, draw, limiter=self._workers)
+            try:
+                # A thread that has begun runs to its end even if the client has gone: its place is free only then.
+                return await run_sync(self._work, content, draw, limiter=self._workers)
+            except asyncio.CancelledError:  # the server was told to end, and `_LAST_S` have passed
+                raise RefusedError(503, "the server ends; send the image again") from None
 
     def _work(self, content: bytes, draw: bool) -> tuple[Verdict, bytes | None]:
         image = read_upload(content, self.limits.max_pixels, self.detector.page)
@@ -226,6 +229,7 @@ class Logged:
 
 
 _IDLE_S = 5  # seconds that an idle connection is kept open
+_LAST_S = 6  # seconds in which requests that have arrived are answered when the server is told to end
 
 
 def serve(
@@ -288,6 +292,7 @@ def serve(
             lifespan="off",
             http=PatientProtocol,
             timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=_LAST_S,
         )
     )
     with listener, suppress(KeyboardInterrupt):  # only a signal ends the server, which is no error

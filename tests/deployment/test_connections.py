@@ -15,6 +15,8 @@ LONG = 32 << 20  # more than a system holds for who does not read
 
 
 async def hello(scope, receive, send):
+    while scope["path"] == "/whole" and (await receive()).get("more_body"):
+        pass
     body = bytes(LONG) if scope["path"] == "/long" else b"ok"
     await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body})
@@ -78,3 +80,13 @@ def test_many_that_wait_lock_nobody_out(server, address, monkeypatch):
     assert closed(waiting[0])
     for connection in waiting:
         connection.close()
+
+
+def test_who_has_sent_half_a_request_does_not_delay_the_end(server, address):
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"POST /whole HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\nab")
+        end = time.monotonic() + 10
+        while not server.server_state.tasks and time.monotonic() < end:
+            time.sleep(0.01)
+        server.should_exit = True
+        assert closed(connection)
