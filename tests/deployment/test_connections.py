@@ -1,8 +1,10 @@
 """Connections that send nothing, or read nothing, lock nobody out."""
 
+import asyncio
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,3 +92,27 @@ def test_who_has_sent_half_a_request_does_not_delay_the_end(server, address):
             time.sleep(0.01)
         server.should_exit = True
         assert closed(connection)
+
+
+def test_who_waits_when_the_server_ends_is_told_so():
+    pytest.importorskip("fastapi")
+    from lit_fedad.deployment.serving import Desk
+    from lit_fedad.deployment.uploads import Limits, RefusedError
+
+    desk = Desk(None, Limits(), workers=1, queue=1)
+
+    async def body():
+        yield b"an image"
+
+    async def cancelled():
+        await desk._workers.acquire_on_behalf_of("another image")
+        request = SimpleNamespace(headers={}, stream=body)
+        waiting = asyncio.create_task(desk.score(request, draw=False))
+        while not desk._workers.statistics().tasks_waiting:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        return await waiting
+
+    with pytest.raises(RefusedError, match="the server ends; send the image again") as caught:
+        asyncio.run(cancelled())
+    assert caught.value.status == 503

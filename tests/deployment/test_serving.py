@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import http.client
@@ -252,26 +251,6 @@ def test_requests_beyond_the_queue_are_told_to_try_again(detector):
         assert statuses[1:] == [(200, None)] * 2
         post()
         assert statuses[-1][0] == 200
-
-
-def test_who_waits_when_the_server_ends_is_told_so(detector):
-    desk = Desk(detector, LIMITS, workers=1, queue=1)
-
-    async def body():
-        yield png()
-
-    async def cancelled():
-        await desk._workers.acquire_on_behalf_of("another image")
-        request = SimpleNamespace(headers={}, stream=body)
-        waiting = asyncio.create_task(desk.score(request, draw=False))
-        while not desk._workers.statistics().tasks_waiting:
-            await asyncio.sleep(0)
-        waiting.cancel()
-        return await waiting
-
-    with pytest.raises(RefusedError, match="the server ends; send the image again") as caught:
-        asyncio.run(cancelled())
-    assert caught.value.status == 503
 
 
 def test_an_upload_that_does_not_arrive_loses_its_place(detector):
