@@ -61,7 +61,7 @@ def _file_state(path: Path) -> _FileState:
         if not stat.S_ISREG(status.st_mode):
             check_regular(path)
     except OSError as error:
-        raise UserError(f"image {path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     # Copying tools may set back the modification time, but none can set back the change time.
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
@@ -70,7 +70,12 @@ def _hash(path: Path) -> bytes:
     try:
         return bytes.fromhex(sha256(path))
     except OSError as error:
-        raise UserError(f"image {path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    advice = "put it back there (images of an update stay where they were), or give data.root=DIR"
+    return UserError(f"image {path} cannot be read: {error.strerror}; {advice}")
 
 
 def _read_memo(file: Path | None) -> dict[str, tuple[_FileState, bytes]]:

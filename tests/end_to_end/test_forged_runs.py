@@ -138,8 +138,8 @@ def test_an_update_of_counts_that_are_none_begins_nothing(forged, images):
 
 
 def test_an_update_after_which_a_product_has_no_scores_says_so(forged, images, capsys):
-    """Calibration leaves out scores that are no numbers, such as those by the moments of a negated mean."""
-    forge_state(forged, "server.pt", lambda state: state["server"]["moments"]["mean"].neg_())
+    """Calibration leaves out scores that are no numbers, such as those by the moments of another mean."""
+    forge_state(forged, "server.pt", lambda state: state["server"]["moments"]["mean"].abs_().neg_().sub_(1))
     update(UpdateOptions(str(forged), images=str(images), client=0, product="grass", force=True))
     assert "uncalibrated as part of the detector" in " ".join(capsys.readouterr().out.split())
 
