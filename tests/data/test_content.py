@@ -37,6 +37,8 @@ def test_a_swapped_file_of_the_same_size_and_time_is_noticed(files, tmp_path, sw
 
 
 def test_a_file_that_is_gone_is_one_line_and_a_folder_that_cannot_be_written_none(files, tmp_path):
-    with pytest.raises(UserError, match=r"none\.png cannot be read: .*; put it back there .* data\.root=DIR$"):
+    with pytest.raises(
+        UserError, match=r"none\.png cannot be read: .*; put it back there .* data\.root=DIR$"
+    ):
         content.content_hashes([tmp_path / "none.png"], None)
     assert content.content_hashes(files, files[0] / "hashes.json")

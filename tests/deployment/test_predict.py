@@ -1,6 +1,7 @@
 """A trained run on new images and on its own test set."""
 
 import csv
+import errno
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers.damage import forge
+from helpers.damage import forge, forge_config
 from helpers.refusals import refusal
 from helpers.trainers import plain_trainer
 from PIL import Image
@@ -237,6 +238,26 @@ def test_an_image_is_decoded_once_for_its_score_and_its_heatmap(tiny_run, photos
     monkeypatch.setattr(ImageTransform, "raw", None)
     rows = table(predict(str(tiny_run), str(photos), out=str(tmp_path / "out")))
     assert [str(path) for path in decoded] == [row["path"] for row in rows]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")], ids=["stop", "full"])
+def test_a_call_that_ends_early_tells_what_its_table_holds(
+    tiny_run, photos, tmp_path, monkeypatch, capsys, error
+):
+    run, out = shutil.copytree(tiny_run, tmp_path / "run"), tmp_path / "out"
+    forge_config(run, lambda config: config["evaluation"].update(batch_size=2))
+
+    def draw(path, *args):
+        if len(table(out / "scores.csv")) == 2:
+            with (out / "scores.csv").open("a") as file:
+                file.write("half of a row")
+            raise error
+
+    monkeypatch.setattr(prediction, "save_heatmap", draw)
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        predict(str(run), str(photos), out=str(out))
+    assert len(table(out / "scores.csv")) == 2
+    assert "scores.csv: holds 2 of 4 images" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_of_unreadable_images_is_told(tiny_run, tmp_path):
