@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Server, Update
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import RESTORE, UserError, first_line
 from lit_fedad.federation.channel import Link
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.processes import on_first
@@ -21,7 +22,7 @@ from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, Sent, Transport
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sender:
     """The sender of the server's messages, which packs each message once.
 
@@ -32,12 +33,14 @@ class Sender:
         server: The method's server, which sends from the first process.
         client: The live client, which knows the declared forms.
         link: The link from the server to clients.
+        checkpoint: The checkpoint that the server's state was read from, which may be anybody's; None for a new run.
     """
 
     server: Server
     client: Client
     link: Link
     fabric: Fabric
+    checkpoint: Path | None = None
     _packed: dict[tuple[Any, ...], dict[int, bytes]] = field(default_factory=dict, repr=False)
 
     def forget(self) -> None:
@@ -48,14 +51,21 @@ class Sender:
         """Serialises the server's messages by client on the first process, for every process.
 
         Raises:
-            UserError: On every process, if a message differs from its declared form.
+            UserError: On every process, if a message differs from its declared form; it names the checkpoint, if there
+                is one. Other errors of a server that goes on from a checkpoint become such an error too.
         """
 
         def packed() -> dict[int, bytes]:
             key = (context.round, context.exchange, type(exchange), exchange.name)
             blobs = self._packed.setdefault(key, {})
             if missing := [client for client in clients if client not in blobs]:
-                blobs |= self.pack(exchange, missing, context)
+                try:
+                    blobs |= self.pack(exchange, missing, context)
+                except Exception as error:
+                    if self.checkpoint is None:
+                        raise
+                    cause = f"cannot be continued from ({first_line(error)}); {RESTORE}"
+                    raise UserError(f"{self.checkpoint}: {cause}") from error
             return {client: blobs[client] for client in clients}
 
         return Sent(exchange, context, on_first(self.fabric, packed))

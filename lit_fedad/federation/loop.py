@@ -267,6 +267,7 @@ class Federation:
         round, state = self.checkpoints.load(latest)
         load_state(self.server, state["server"])
         self.sender.forget()
+        self.sender.checkpoint = latest
         self.history = state["history"]
         self.transport.restore(latest)
         if self.fabric.is_global_zero:

@@ -7,13 +7,18 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from helpers.damage import forge, forge_config, forge_state
 from helpers.refusals import refusal
 
+from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.watch import watch
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
 
 @pytest.fixture
@@ -105,6 +110,26 @@ def test_a_result_of_other_kinds_is_told_with_its_file(forged, images, key, valu
     forge(forged, "result.json", json.dumps(result))
     with refusal(f"^{forged}/result.json does not hold what a run writes"):
         predict(str(forged), str(images), 0)
+
+
+def _continued(run):
+    """Configuration of a run of a further round, of which the folder then holds the beginning."""
+    forge_config(run, lambda config: config.update(rounds=3))
+    (run / "result.json").unlink()
+    root = yaml.safe_load((run / "config.yaml").read_text())["data"]["root"]
+    settings = ["method=federated_bank", "debug=seconds", "tracking=off", "cache.enabled=false", "rounds=3"]
+    return compose([*settings, f"data.root={root}", f"out={run}"])
+
+
+@pytest.mark.parametrize(
+    ("command", "part", "name"),
+    [("train", "subspace", "centre"), ("train", "moments", "count"), ("evaluate", "subspace", "centre")],
+)
+def test_a_state_from_which_nothing_can_be_sent_is_told_with_its_checkpoint(forged, command, part, name):
+    config = _continued(forged) if command == "train" else None
+    forge_state(forged, "server.pt", lambda state: state["server"][part].update({name: "text"}))
+    with refusal(f"^{forged}/checkpoints/round_100002: cannot be continued from"):
+        train(config, quiet=True) if config else evaluate(str(forged))
 
 
 _ONE = {"bins": [1], "counts": [1]}
