@@ -14,7 +14,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.state import detached, load_state, state_of
+from lit_fedad.contracts.state import detached, leaves, load_state, state_of
 from lit_fedad.core.bounds import pair
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
@@ -280,6 +280,10 @@ def load_client(
             )
             context = Context(config["seed"], trained.round, number, trained.exchange)
             exchange = model.method.exchanges.at(context)
+            # Messages are checked for it; the personal state of a client comes from its file alone.
+            tensors = [value for _, value in leaves(trained.state) if isinstance(value, torch.Tensor)]
+            if any(bool(tensor.isnan().any()) for tensor in tensors):
+                raise ValueError(f"client {number} holds values that are no numbers")
             # A file of an earlier version may lack attributes: they get their initial values.
             state = {**state_of(model.client), **trained.state}
             ClientRunner(model.client, channel, fabric).activate(exchange, context, state, trained.blob)

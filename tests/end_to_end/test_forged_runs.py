@@ -91,6 +91,12 @@ def test_what_a_server_may_not_send_is_told_with_its_checkpoint(forged, images):
         predict(str(forged), str(images), 0)
 
 
+def test_a_personal_state_of_no_numbers_is_told_with_its_checkpoint(forged, images):
+    forge_state(forged, "client_00000.pt", lambda state: state["sent"]["memory"].fill_(torch.nan))
+    with refusal(f"^{forged}/checkpoints: .*client 0 holds values that are no numbers"):
+        predict(str(forged), str(images), 0)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
