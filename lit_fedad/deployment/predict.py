@@ -132,45 +132,28 @@ def predict(
     else:
         scorer = _Detect(opened, opened.rule(alpha, product), destination, root, display, product)
     rows: list[dict[str, str]] = []
-    scores = destination / "scores.csv"
+    scores, size = destination / "scores.csv", 0
+    # Of two calls at the same time, one would write to a file that the other has removed.
     with (
         unwritable_in_one_line(destination, within=True),
-        # Of two calls at the same time, one would write to a file that the other has removed.
         locked(destination, advice="" if out else ELSEWHERE),
-        _opened_table(scores) as file,
-        display.progress(f"Scoring with {opened.title}") as progress,
     ):
-        writer = csv.DictWriter(file, scorer.columns)
-        writer.writeheader()
-        for start in range(0, len(paths), size := opened.config["evaluation"]["batch_size"]):
-            scored = scorer(paths[start : start + size])
-            writer.writerows({key: csv_cell(text) for key, text in row.items()} for row in scored)
-            file.flush()  # an interruption loses nothing that was computed
-            rows += scored
-            progress(len(rows), len(paths))
-    scores, size = destination / "scores.csv", 0
-    try:
-        with (
-            told_unwritable(destination, within=True),
-            # Of two calls at the same time, one would write to a file that the other has removed.
-            locked(destination, advice="" if out else ELSEWHERE),
-            _opened_table(scores) as file,
-            display.progress(f"Scoring with {opened.title}") as progress,
-        ):
-            writer = csv.DictWriter(file, scorer.columns)
-            writer.writeheader()
-            for start in range(0, len(paths), batch := opened.config["evaluation"]["batch_size"]):
-                scored = scorer(paths[start : start + batch])
-                writer.writerows({key: csv_cell(text) for key, text in row.items()} for row in scored)
-                file.flush()  # an interruption loses nothing that was computed
-                size = os.fstat(file.fileno()).st_size
-                rows += scored
-                progress(len(rows), len(paths))
-    except BaseException:
-        if size:
-            os.truncate(scores, size)  # on a full disk a row may be half written
-            display.warn(f"{scores}: holds {len(rows)} of {len(paths)} images")
-        raise
+        try:
+            with _opened_table(scores) as file, display.progress(f"Scoring with {opened.title}") as progress:
+                writer = csv.DictWriter(file, scorer.columns)
+                writer.writeheader()
+                for start in range(0, len(paths), batch := opened.config["evaluation"]["batch_size"]):
+                    scored = scorer(paths[start : start + batch])
+                    writer.writerows({key: csv_cell(text) for key, text in row.items()} for row in scored)
+                    file.flush()  # an interruption loses nothing that was computed
+                    size = os.fstat(file.fileno()).st_size
+                    rows += scored
+                    progress(len(rows), len(paths))
+        except BaseException:
+            if size:
+                os.truncate(scores, size)  # on a full disk a row may be half written
+                display.warn(f"{scores}: holds {len(rows)} of {len(paths)} images")
+            raise
     read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
     if isinstance(scorer, _Detect):
         warn_of_product(product, scorer.alike, display)
