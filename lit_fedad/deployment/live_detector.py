@@ -25,7 +25,7 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import built_of, complete_run, load_client, one_process, same_model
-from lit_fedad.experiment.run_files import told_of
+from lit_fedad.experiment.run_files import file_named_in_errors
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule
 from lit_fedad.report.console import Display
@@ -202,7 +202,7 @@ def open_client(
         model = same_model(config, result)
     classifies = model.task.kind == "classification"
     calibration = Calibration({}, shared=False) if classifies else folder.calibration()
-    with told_of(folder.path / "calibration.json", given=["client"]):
+    with file_named_in_errors(folder.path / "calibration.json", given=["client"]):
         number = choose_client(client, result, calibration.clients)
     with built_of(folder, overrides):
         launched = one_process(config if fabric is None else {**config, "fabric": fabric})

@@ -31,7 +31,7 @@ from lit_fedad.experiment.build import Data, Model, build_data, build_images, bu
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.run import Run
-from lit_fedad.experiment.run_files import MALFORMED, refused_if_malformed, told_of
+from lit_fedad.experiment.run_files import MALFORMED, file_named_in_errors, refused_if_malformed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints, read_state, write_state
@@ -123,7 +123,7 @@ def built_of(folder: RunFolder, overrides: Mapping[str, str] | None = None) -> I
         UserError: If the block raises an error that wrong values in the configuration may cause; it names the file.
     """
     try:
-        with told_of(folder.path / "config.yaml", overrides or ()):
+        with file_named_in_errors(folder.path / "config.yaml", overrides or ()):
             yield
     except (RuntimeError, *MALFORMED) as error:
         if is_out_of_memory(error):
@@ -274,7 +274,7 @@ def load_client(
     """
     channel, file = build(config["federation"]["channel"]), folder / (OWN_CLIENT if own else "checkpoints")
     try:
-        with told_of(file):
+        with file_named_in_errors(file):
             trained = (
                 TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
             )

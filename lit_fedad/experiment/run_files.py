@@ -154,7 +154,7 @@ def refused_if_malformed(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def told_of(file: Path, given: Iterable[str] = ()) -> Iterator[None]:
+def file_named_in_errors(file: Path, given: Iterable[str] = ()) -> Iterator[None]:
     """Puts the name of a run's file before the error of a block that reads values of it, and names no file of the run.
 
     Args:

@@ -21,12 +21,12 @@ from lit_fedad.data.additions import Addition
 from lit_fedad.evaluation.calibration import alphas
 from lit_fedad.experiment.run_files import (
     check_folders,
+    file_named_in_errors,
     read_json,
     read_object,
     read_settings,
     save_json,
     there,
-    told_of,
     write,
 )
 from lit_fedad.experiment.trusted_targets import check_targets
@@ -98,7 +98,7 @@ class RunFolder:
                 call, holds keys that no run takes, or another version wrote it.
         """
         config = read_settings(self.path)
-        with told_of(self.path / "config.yaml"):
+        with file_named_in_errors(self.path / "config.yaml"):
             check_targets(config, self.path / "config.yaml")
             check_root(config)
             if lost := [key for key in _READ_LATER if value_at(config, key) is None]:
@@ -118,7 +118,7 @@ class RunFolder:
 
     def calibration(self) -> Calibration:
         """Reads the calibration scores of a complete run."""
-        with told_of(self.path / "calibration.json"):
+        with file_named_in_errors(self.path / "calibration.json"):
             stored = Calibration.from_json(read_json(self.path, "calibration.json"))
         return replace(stored, names=ClientNames.of(self.result() or {}))
 
