@@ -284,9 +284,8 @@ def load_client(
             tensors = [value for _, value in leaves(trained.state) if isinstance(value, torch.Tensor)]
             if any(bool(tensor.isnan().any()) for tensor in tensors):
                 raise ValueError(f"client {number} holds values that are no numbers")
-            # A file of an earlier version may lack attributes: they get their initial values.
-            state = {**state_of(model.client), **trained.state}
-            ClientRunner(model.client, channel, fabric).activate(exchange, context, state, trained.blob)
+            runner = ClientRunner(model.client, channel, fabric)
+            runner.activate(exchange, context, trained.state, trained.blob)
             model.client.deploy()
             _check_maps(model, config, fabric)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_fedad.contracts.state import detached, same, size_of
 from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import RESTORE, UserError
 from lit_fedad.core.files import link
 from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 
@@ -126,13 +127,15 @@ class ClientPool:
         """Loads the states of some clients from a checkpoint.
 
         Raises:
-            UserError: If the file of one of them is missing or was changed.
+            UserError: If the file of one of them is missing, was changed, or lacks a part of the state.
         """
         files = read_meta(folder)["files"]
         for client in sorted(clients):
             if digest := files.get(_name(client)):
-                # A checkpoint of an earlier version may lack attributes: they get their initial values.
-                self.put(client, {**self.initial, **read_state(folder / _name(client), digest)})
+                state = read_state(folder / _name(client), digest)
+                if absent := self.initial.keys() - state.keys():
+                    raise UserError(f"{folder / _name(client)}: lacks {min(absent)}; {RESTORE}")
+                self.put(client, state)
         self._unsaved.clear()
 
 

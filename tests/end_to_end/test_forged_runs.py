@@ -91,6 +91,13 @@ def test_what_a_server_may_not_send_is_told_with_its_checkpoint(forged, images):
         predict(str(forged), str(images), 0)
 
 
+def test_a_personal_state_without_a_part_is_told_with_its_checkpoint(forged, images):
+    """The part would keep its initial value, such as an empty bank."""
+    forge_state(forged, "client_00000.pt", lambda state: state.pop("sent"))
+    with refusal(f"^{forged}/checkpoints/round_.*/client_00000.pt: lacks sent"):
+        predict(str(forged), str(images), 0)
+
+
 def test_a_personal_state_of_no_numbers_is_told_with_its_checkpoint(forged, images):
     forge_state(forged, "client_00000.pt", lambda state: state["sent"]["memory"].fill_(torch.nan))
     with refusal(f"^{forged}/checkpoints: .*client 0 holds values that are no numbers"):
