@@ -14,7 +14,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.state import detached, leaves, load_state, state_of
+from lit_fedad.contracts.state import detached, load_state, state_of
 from lit_fedad.core.bounds import pair
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
@@ -280,27 +280,26 @@ def load_client(
             )
             context = Context(config["seed"], trained.round, number, trained.exchange)
             exchange = model.method.exchanges.at(context)
-            # Messages are checked for it; the personal state of a client comes from its file alone.
-            tensors = [value for _, value in leaves(trained.state) if isinstance(value, torch.Tensor)]
-            if any(bool(tensor.isnan().any()) for tensor in tensors):
-                raise ValueError(f"client {number} holds values that are no numbers")
             runner = ClientRunner(model.client, channel, fabric)
             runner.activate(exchange, context, trained.state, trained.blob)
             model.client.deploy()
-            _check_maps(model, config, fabric)
+            _check_prediction(model, config, fabric)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: its state does not fit the run's method ({first_line(error)})") from error
 
 
-def _check_maps(model: Model, config: Config, fabric: Fabric) -> None:
+def _check_prediction(model: Model, config: Config, fabric: Fabric) -> None:
     """Predicts a black image: a client whose parts do not fit each other fails before any image is read.
 
     Raises:
-        ValueError: If its heatmaps are not of the images' size; else what the parts raise.
+        ValueError: If its score is no number, or its heatmap is not of the image's size; else what the parts raise.
     """
     size = pair("image.size", config["image"]["size"])
     black = torch.zeros(1, config["image"]["channels"], *size)
-    maps = predict_batch(model.client, {"image": black}, fabric).anomaly_map
+    prediction = predict_batch(model.client, {"image": black}, fabric)
+    scores, maps = prediction.image_score, prediction.anomaly_map
+    if scores is not None and scores.isnan().any():
+        raise ValueError("its scores are no numbers")
     if maps is not None and maps.shape[1:] != size:
         raise ValueError(f"heatmaps of {list(maps.shape[1:])}, image.size={list(size)}")
 

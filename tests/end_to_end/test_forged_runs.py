@@ -98,9 +98,11 @@ def test_a_personal_state_without_a_part_is_told_with_its_checkpoint(forged, ima
         predict(str(forged), str(images), 0)
 
 
-def test_a_personal_state_of_no_numbers_is_told_with_its_checkpoint(forged, images):
-    forge_state(forged, "client_00000.pt", lambda state: state["sent"]["memory"].fill_(torch.nan))
-    with refusal(f"^{forged}/checkpoints: .*client 0 holds values that are no numbers"):
+def test_a_personal_state_by_which_scores_are_no_numbers_is_told_with_its_checkpoint(lab, tmp_path, images):
+    """Messages are checked for it, but a client's own bank comes from its file alone."""
+    forged = shutil.copytree(lab.finished("method=federated_patchcore")[0], tmp_path / "run")
+    forge_state(forged, "client_00000.pt", lambda state: state["bank"].fill_(torch.nan))
+    with refusal(f"^{forged}/checkpoints: .*its scores are no numbers"):
         predict(str(forged), str(images), 0)
 
 

@@ -105,7 +105,7 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
         assert config["condensation"]["share"] == FEDVCK[short][3]
         client = config["method"]["client"]
         if config["method"]["name"] in ("feddm", "fedvck", "fedvck_released"):
-            assert (client["share"], client["minimum"]) == (share, 5)
+            assert (client["share"], client["min_synthetic"]) == (share, 5)
             assert (client["init"] == "real") == (row.label == "FedDM (real start)")
         else:
             assert client["local_epochs"] == 10
