@@ -22,9 +22,8 @@ def instead(key: str, config: Mapping[str, Any], target: str | None, files: Sequ
     section, _, name = key.rpartition(".")
     if target and _takes(target, name):
         return f"; {target.rpartition('.')[2]} takes it: give +{key}=..."
-    keys = {prefix for one in flatten(config) for prefix in accumulate(one.split("."), "{}.{}".format)} - {
-        key
-    }
+    keys = {prefix for one in flatten(config) for prefix in accumulate(one.split("."), "{}.{}".format)}
+    keys.discard(key)
     siblings = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
     siblings.pop("_target_", None)
     if not siblings and files:

@@ -155,10 +155,10 @@ def refused_if_malformed(what: str) -> Iterator[None]:
 
 @contextmanager
 def file_named_in_errors(file: Path, given: Iterable[str] = ()) -> Iterator[None]:
-    """Puts the name of a run's file before the error of a block that reads values of it, and names no file of the run.
+    """Puts a run's file before the message of an error, unless the message already begins with a file of the run.
 
     Args:
-        file: The file, or a folder with several.
+        file: The file that the block reads values of, or a folder with several.
         given: Keys that do not come from the file: an error that begins with one of them is left as it is.
 
     Raises:
