@@ -19,7 +19,7 @@ OFF = {
     "creff": [FEDAVG],
     "dbe": [(f"{CLIENT}.kappa=0.0",)],
     "deep_svdd": [(f"{CLIENT}.pretraining=0",)],
-    "desa": [(f"{CLIENT}.own=0.0",), (f"{CLIENT}.distillation=0.0",), (f"{CLIENT}.contrast=0.0",)],
+    "desa": [(f"{CLIENT}.anchor_weight=0.0",), (f"{CLIENT}.distillation=0.0",), (f"{CLIENT}.contrast=0.0",)],
     "dfrd": [(f"{SERVER}.steps=0",)],
     "ditto": [(f"{CLIENT}.lam=0.0",)],
     "elsa": [FEDAVG],
