@@ -108,7 +108,7 @@ format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 ui: $(READY) ## Open the tracked runs in a browser (http://127.0.0.1:5000)
-	@$(BIN)/mlflow ui
+	@$(BIN)/mlflow ui $(if $(filter sqlite:%,$(MLFLOW_TRACKING_URI)),--backend-store-uri $(MLFLOW_TRACKING_URI))
 
 docs: $(READY) ## Build the documentation as a site in docs/_build/html; a warning is an error
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --builder html --doctree-dir docs/_build/doctrees docs docs/_build/html

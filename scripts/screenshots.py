@@ -28,6 +28,7 @@ from lit_fedad.core.options import bind
 from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
+from lit_fedad.tracking.server import destination, is_database
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE_S = 180
@@ -73,7 +74,9 @@ def main(options: Options, display: Display) -> None:
         return
     experiments = [options.experiment] if options.experiment else []
     first, second = two_runs(tracked_runs(experiments))
-    mlflow = served("mlflow", "ui", "--port", "{port}", "--workers", "1", ready="health")
+    uri = destination(None)
+    store = ("--backend-store-uri", uri) if is_database(uri) else ()
+    mlflow = served("mlflow", "ui", "--port", "{port}", "--workers", "1", *store, ready="health")
     with tempfile.TemporaryDirectory() as folder, mlflow as ui:
         page = report_runs(display, tuple(experiments), folder).resolve().as_uri()
         shots = {
