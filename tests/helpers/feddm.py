@@ -20,6 +20,15 @@ FABRIC = Fabric(accelerator="cpu", devices=1)
 
 mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 
+DESA = {
+    "mean": MEAN,
+    "std": STD,
+    "anchors": 2,
+    "min_class_images": 2,
+    "condensation": Condensation(2, batch=4),
+}
+"""Settings of a small DeSA client."""
+
 nearly = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 

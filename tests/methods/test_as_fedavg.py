@@ -1,9 +1,8 @@
 """Settings under which a method is FedAvg, number for number."""
 
 import pytest
-from helpers.feddm import MEAN, STD, loader, make
+from helpers.feddm import DESA, loader, make
 
-from lit_fedad.condensation.condense import Condensation
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.desa import DESAClient, DESAServer
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer
@@ -15,13 +14,6 @@ from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.methods.moon import MoonClient
 
-ANCHORS = {
-    "mean": MEAN,
-    "std": STD,
-    "anchors": 2,
-    "min_class_images": 2,
-    "condensation": Condensation(2, batch=4),
-}
 GAN = {"image_size": 8, "latent": 4, "width": 4}
 
 
@@ -51,7 +43,7 @@ def test_weights_of_methods_that_share_parameters(
 @pytest.mark.parametrize(
     ("kind", "server_kind", "client", "server"),
     [
-        (DESAClient, DESAServer, {**ANCHORS, "anchor_weight": 0.0, "distillation": 0.0, "contrast": 0.0}, {}),
+        (DESAClient, DESAServer, {**DESA, "anchor_weight": 0.0, "distillation": 0.0, "contrast": 0.0}, {}),
         (DFRDClient, DFRDServer, {}, {**GAN, "steps": 0}),
         (FedGANClient, FedAvgServer, {**GAN, "share": 0.0}, {}),
         (FedGenClient, FedGenServer, {"noise": 4, "hidden": 6, "weight": 0.0}, {}),

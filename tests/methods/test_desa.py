@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from helpers.feddm import FABRIC, MEAN, STD, loader, make, mean, std, upload
+from helpers.feddm import DESA, FABRIC, loader, make, mean, std, upload
 from torch.nn import functional as F
 
-from lit_fedad.condensation.condense import Condensation
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.desa import (
@@ -18,17 +17,9 @@ from lit_fedad.methods.desa import (
     supervised_contrast,
 )
 
-SMALL = {
-    "mean": MEAN,
-    "std": STD,
-    "anchors": 2,
-    "min_class_images": 2,
-    "condensation": Condensation(2, batch=4),
-}
-
 
 def client_of(**settings) -> DESAClient:
-    client = DESAClient(make(), **{**SMALL, **settings})
+    client = DESAClient(make(), **{**DESA, **settings})
     client.context = Context(0, 2, 0)
     client.task.augment = False
     return client
@@ -129,9 +120,7 @@ def test_each_client_receives_the_others_mean_logits():
 
 
 def test_anchors_cross_once_and_everyone_has_them_all(federate, tap):
-    played = federate(
-        DESAClient, DESAServer, task=make(), data=data_of(), client=SMALL, rounds=2, channel=tap
-    )
+    played = federate(DESAClient, DESAServer, task=make(), data=data_of(), client=DESA, rounds=2, channel=tap)
     assert [report.round for report in played.history] == [-1, 0, 1, 2]
     assert {at for at, _, message in tap.sent if ANCHORS in message} == {0}
     # Two classes of two anchors each, of 3 x 8 x 8 bytes, with the list of classes and their numbers.

@@ -94,18 +94,27 @@ def test_the_policy_to_stop_at_the_first_failure_holds(summed):
         summed(fails={(1, 2)}).run()
 
 
+@pytest.fixture
+def lose_replies(monkeypatch):
+    """Makes the replies of some clients to a step of the sum get lost."""
+    confer = Parties.confer
+
+    def lose(step, gone):
+        def lost(self, now, client, blob):
+            if now == step and client in gone:
+                raise UserError("no reply came")
+            return confer(self, now, client, blob)
+
+        monkeypatch.setattr(Parties, "confer", lost)
+
+    return lose
+
+
 @pytest.mark.parametrize(
     ("step", "gone", "taken"), [("offer", {1, 2}, [0, 3, 4]), ("reveal", {1, 2}, [0, 1, 2, 3, 4])]
 )
-def test_clients_may_drop_out_of_every_step(summed, toy, tmp_path, monkeypatch, step, gone, taken):
-    confer = Parties.confer
-
-    def lost(self, now, client, blob):
-        if now == step and client in gone:
-            raise UserError("no reply came")
-        return confer(self, now, client, blob)
-
-    monkeypatch.setattr(Parties, "confer", lost)
+def test_clients_may_drop_out_of_every_step(summed, toy, tmp_path, lose_replies, step, gone, taken):
+    lose_replies(step, gone)
     report = summed(sampler=SKIP, rounds=1, folder=tmp_path / "a").run()[0]
     # Shares of three are enough, and a masked sum that has arrived stays in the sum.
     assert report.participants == taken
@@ -132,15 +141,8 @@ def test_clients_may_drop_out_of_every_step(summed, toy, tmp_path, monkeypatch, 
         ),
     ],
 )
-def test_lost_replies_end_the_round_as_the_policy_says(summed, monkeypatch, step, gone, sampler, said):
-    confer = Parties.confer
-
-    def lost(self, now, client, blob):
-        if now == step and client in gone:
-            raise UserError("no reply came")
-        return confer(self, now, client, blob)
-
-    monkeypatch.setattr(Parties, "confer", lost)
+def test_lost_replies_end_the_round_as_the_policy_says(summed, lose_replies, step, gone, sampler, said):
+    lose_replies(step, gone)
     with pytest.raises(UserError, match=said):
         summed(sampler=sampler, rounds=1).run()
 

@@ -225,9 +225,3 @@ def test_a_step_looks_at_some_patches_and_trains_all_but_the_backbone(grid):
     }
     held = {id(p) for group in task.configure_optimizers().param_groups for p in group["params"]}
     assert held == {id(dict(task.named_parameters())[name]) for name in trained}
-
-
-@pytest.mark.parametrize("setting", ["hidden", "bottleneck", "patches_per_image"])
-def test_numbers_below_one_are_refused(setting):
-    with pytest.raises(UserError, match=f"task.{setting}=0"):
-        of_features(**{setting: 0})

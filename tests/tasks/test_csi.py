@@ -118,11 +118,6 @@ def test_views_that_are_mirrored_after_turning_are_refused():
         make(views=ContrastiveViews())
 
 
-def test_a_share_of_mirrored_views_is_one():
-    with pytest.raises(UserError, match=r"task.mirror=1.5 must be in \[0, 1\]"):
-        make(mirror=1.5)
-
-
 def test_crops_are_the_same_for_an_image_in_any_batch():
     task = make(samples=3, image_size=16, encoder=Corners())
     images = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(1))

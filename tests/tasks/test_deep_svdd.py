@@ -141,19 +141,6 @@ def test_by_default_it_falls_after_a_third_of_the_rounds_to_the_round():
     assert ours == pytest.approx(theirs)
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"nu": 0}, "task.nu=0"),
-        ({"decay_after": 2}, "task.decay_after=2"),
-        ({"margin": -1}, "task.margin=-1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(settings, why):
-    with pytest.raises(UserError, match=why):
-        make(**settings)
-
-
 def test_lenet_refuses_sides_that_it_cannot_halve():
     with pytest.raises(UserError, match="a multiple of 8"):
         LeNet(28)

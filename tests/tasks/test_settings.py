@@ -52,6 +52,7 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
             {**SGD, "clusters": 0, "normal_share": 0, "shrinkage": 1.5, "warmup": -1, "final_learning_rate": -1.0,
              "rounds": -1, "projection": 0},
         ),
+        (Contrastive, {**VIEWS, **WARMUP, "loss": None, "rounds": 2}, {"shrinkage": -0.1, "normal_share": 1.5}),
         (CSI, {**VIEWS, "rounds": 2, "image_size": 16}, {**SGD, "rounds": -1, "warmup_rounds": -1, "mirror": 2.0}),
         (
             Elsa,
@@ -67,8 +68,9 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         (
             OneClassSVM,
             {**PIXELS, "encoder": ConvNet(16, channels=4), "rounds": 2},
-            {"rounds": -1, "svm_share": 1.5, "svm_learning_rate": -1.0},
+            {"rounds": -1, "svm_share": 1.5, "svm_learning_rate": -1.0, "nu": 0, "sigma": 0, "alpha": -1, "fourier": 0},
         ),
+        (OneClassSVM, {**PIXELS, "encoder": ConvNet(16, channels=4), "rounds": 2}, {"nu": 1.5}),
         (
             Dinomaly,
             {"backbone": TinyPyramid(), "image_size": 32},
@@ -87,6 +89,7 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         ),
         (FeatureNeighbours, {"encoder": frozen_encoder()}, {"neighbours": 0}),
         (FeatureSVM, {"encoder": frozen_encoder()}, {"nu": 1.5, "gamma": 0.0}),
+        (FeatureSVM, {"encoder": frozen_encoder()}, {"nu": 0}),
         (Panda, {"encoder": frozen_encoder(hidden=4)}, {**SGD, "neighbours": 0, "ewc": -1.0}),
         (PaDiM, PATCHES, {"channels": 0, "regularisation": 0.0}),
         (Subspace, PATCHES, {"share": 0.0, "clusters": -1, "rim": -1, "shrinkage": -1.0}),
