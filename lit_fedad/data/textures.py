@@ -2,12 +2,10 @@
 
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import skimage.data
 from numpy.random import Generator
 from PIL import Image, ImageDraw
 from scipy import ndimage
@@ -18,138 +16,38 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import user_cache
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.surfaces import SURFACES, coloured, pixel_centres, smooth_noise
 
 
-def paint(product: str, defect: str, region: str, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+def paint(product: str, defect: str, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
     """Paints one picture.
 
     Args:
         product: A key of ``SURFACES``.
         defect: A key of ``DEFECTS``, or ``"good"``.
-        region: ``"train"`` or ``"test"``: the part of the photographs it is cut from; the two do not overlap.
         size: Side in pixels.
         rng: Source of everything random in the picture.
 
     Returns:
         RGB image, uint8 [size, size, 3], and mask, uint8 [size, size] with 255 where the defect is.
     """
-    image = _tint(SURFACES[product](rng, size, region), product)
+    image = coloured(SURFACES[product](rng, size), product)
     alpha = np.zeros((size, size))
     if defect != "good":
         elsewhere = [name for name in SURFACES if name != product]
-        other = SURFACES[elsewhere[rng.integers(len(elsewhere))]](rng, size, region)
-        image, alpha = DEFECTS[defect](image, _tint(other, product), rng)
+        other = SURFACES[elsewhere[rng.integers(len(elsewhere))]](rng, size)
+        image, alpha = DEFECTS[defect](image, coloured(other, product), rng)
     image = _light(image, rng)
     return (image.clip(0, 1) * 255).round().astype(np.uint8), np.where(alpha > 0.35, 255, 0).astype(np.uint8)
 
 
-# Colours of dark, middling and bright places.
-_COLOURS = {
-    "brick": ((52, 24, 22), (148, 78, 62), (206, 192, 176)),
-    "grass": ((16, 28, 14), (86, 116, 54), (206, 214, 152)),
-    "gravel": ((26, 26, 30), (124, 121, 120), (228, 224, 216)),
-    "weave": ((20, 25, 48), (72, 88, 130), (178, 188, 204)),
-    "grain": ((70, 40, 22), (164, 114, 68), (222, 184, 132)),
-}
-
-
-def _tint(luminance: np.ndarray, product: str) -> np.ndarray:
-    """Colours a surface: [size, size] to [size, size, 3], both in [0, 1]."""
-    stops = np.array(_COLOURS[product]) / 255
-    return np.stack([np.interp(luminance, (0, 0.5, 1), channel) for channel in stops.T], axis=-1)
-
-
 def _light(image: np.ndarray, rng: Generator) -> np.ndarray:
     """Adds uneven lighting, exposure, white balance and sensor noise."""
-    x, y = _coordinates(len(image))
+    x, y = pixel_centres(len(image))
     angle, slope = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.18)
     gradient = 1 + slope * ((x - 128) * np.cos(angle) + (y - 128) * np.sin(angle)) / 128
     exposure = rng.uniform(0.9, 1.1) * rng.uniform(0.985, 1.015, size=3)
     return image * gradient[..., None] * exposure + rng.normal(0, 0.006, image.shape)
-
-
-def _coordinates(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns column and row of every pixel centre in units of 1/256 of the side, each [size, size]."""
-    centres = (np.arange(size) + 0.5) * 256 / size
-    x, y = np.meshgrid(centres, centres)
-    return x, y
-
-
-def _noise(rng: Generator, size: int, columns: float, rows: float) -> np.ndarray:
-    """Draws smooth noise of at most unit variance, with so many independent columns and rows, [size, size]."""
-    coarse = rng.normal(size=(max(2, round(rows)), max(2, round(columns)))).astype(np.float32)
-    return np.asarray(Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC))
-
-
-# Surfaces return luminance [size, size] in about [0, 1].
-
-
-@cache
-def _photograph(name: str) -> Image.Image:
-    pixels = getattr(skimage.data, name)().astype(np.float32)
-    return Image.fromarray(0.5 + 0.17 * (pixels - pixels.mean()) / pixels.std())
-
-
-def _photographed(name: str) -> Callable[[Generator, int, str], np.ndarray]:
-    def surface(rng: Generator, size: int, region: str) -> np.ndarray:
-        photograph = _photograph(name)
-        width, height = photograph.size
-        seam = 0.58 * width
-        left, right = (0.0, seam) if region == "train" else (seam, float(width))
-        side = rng.uniform(0.27, 0.36) * width
-        x, y = rng.uniform(left, right - side), rng.uniform(0, height - side)
-        crop = photograph.resize((size, size), Image.Resampling.BICUBIC, box=(x, y, x + side, y + side))
-        pixels = np.rot90(np.asarray(crop), int(rng.integers(4)))
-        return pixels[:, ::-1] if rng.integers(2) else pixels
-
-    return surface
-
-
-def _weave(rng: Generator, size: int, region: str) -> np.ndarray:
-    """Draws twill: every thread passes over two others, then under two, one step further in every row."""
-    x, y = _coordinates(size)
-    angle, pitch = rng.normal(0, 0.02), rng.uniform(11, 13)
-    wobble = 2.2 * _noise(rng, size, 5, 5), 2.2 * _noise(rng, size, 5, 5)
-    u = (x * np.cos(angle) + y * np.sin(angle) + wobble[0]) / pitch + 64 + rng.uniform()
-    v = (y * np.cos(angle) - x * np.sin(angle) + wobble[1]) / pitch + 64 + rng.uniform()
-    warp_on_top = (np.floor(u) + np.floor(v)) % 4 < 2
-    threads = rng.normal(0, 0.035, size=(2, 256))
-
-    def thread(across: np.ndarray, along: np.ndarray, shade: float, shades: np.ndarray) -> np.ndarray:
-        number = np.floor(across)
-        offset = 2 * (across - number) - 1
-        arch = np.sin(np.pi * ((along + number) % 2 + 0.001) / 2)  # highest halfway over the two threads
-        twist = 0.035 * np.sin(2 * np.pi * (2.6 * along + 0.9 * offset))
-        return (
-            (shade + shades[number.astype(int) % 256] + twist)
-            * np.sqrt(1 - 0.75 * offset**2)
-            * (0.6 + 0.4 * arch)
-        )
-
-    warp, weft = thread(u, v, 0.56, threads[0]), thread(v, u, 0.86, threads[1])
-    fibres = 0.05 * _noise(rng, size, 200, 60) + 0.05 * _noise(rng, size, 60, 200)
-    return np.where(warp_on_top, warp, weft) + fibres + 0.03 * _noise(rng, size, 6, 6)
-
-
-def _grain(rng: Generator, size: int, region: str) -> np.ndarray:
-    """Draws planed wood: year rings cut lengthwise, fibres and pores."""
-    x, y = _coordinates(size)
-    tilt = rng.normal(0, 0.04)
-    depth = y + tilt * x + 9 * _noise(rng, size, 3, 4) + 2.0 * _noise(rng, size, 5, 14)
-    ring = (depth / rng.uniform(17, 23) + rng.uniform()) % 1
-    late_wood = ring**3 * np.clip((1 - ring) * 9, 0, 1)  # darkens slowly, ends sharply
-    fibres = 0.05 * _noise(rng, size, 14, 190) + 0.035 * _noise(rng, size, 40, 230)
-    pores = np.clip(_noise(rng, size, 26, 170) - 1.25, 0, 1)
-    return 0.64 - 0.34 * late_wood + fibres - 0.22 * pores + 0.05 * _noise(rng, size, 3, 3)
-
-
-SURFACES: dict[str, Callable[[Generator, int, str], np.ndarray]] = {
-    "brick": _photographed("brick"),
-    "grass": _photographed("grass"),
-    "gravel": _photographed("gravel"),
-    "weave": _weave,
-    "grain": _grain,
-}
 
 
 # Defects take an image and another surface, [size, size, 3] each, and return the image with the defect and the opacity
@@ -158,7 +56,7 @@ SURFACES: dict[str, Callable[[Generator, int, str], np.ndarray]] = {
 
 def _blob(rng: Generator, size: int, radius: tuple[float, float], softness: float) -> np.ndarray:
     """Draws the opacity of an irregular, somewhat elongated blob in the middle three fifths of the picture."""
-    x, y = _coordinates(size)
+    x, y = pixel_centres(size)
     centre = rng.uniform(51, 205, size=2)
     turn, stretch = rng.uniform(0, np.pi), rng.uniform(1, 1.5)
     dx, dy = x - centre[0], y - centre[1]
@@ -196,7 +94,7 @@ def _scratch(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.n
         width = max(oversampling, round(rng.uniform(1.6, 3.2) * scale))  # a pixel or more
         ImageDraw.Draw(canvas).line([(x, y) for x, y in points], fill=255, width=width, joint="curve")
     alpha = np.asarray(canvas.resize((size, size), Image.Resampling.BOX)) / 255
-    worn = alpha * (0.75 + 0.25 * _noise(rng, size, 60, 60)).clip(0, 1)
+    worn = alpha * (0.75 + 0.25 * smooth_noise(rng, size, 60, 60)).clip(0, 1)
     floor = image * 0.35 + (0.5 if rng.integers(2) else 0.0)
     return _mix(_mix(image, image * 0.6, _shifted(alpha, 1.5)), floor, worn), alpha
 
@@ -207,7 +105,7 @@ def _stain(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.nda
     rim = 4 * alpha * (1 - alpha)
     colours = ((0.70, 0.58, 0.42), (0.55, 0.55, 0.60), (0.62, 0.52, 0.50))
     filtered = image * colours[rng.integers(len(colours))]
-    density = alpha * (0.8 + 0.15 * _noise(rng, len(image), 16, 16)) + 0.25 * rim
+    density = alpha * (0.8 + 0.15 * smooth_noise(rng, len(image), 16, 16)) + 0.25 * rim
     return _mix(image, filtered, density.clip(0, 1.2)), alpha
 
 
@@ -258,7 +156,7 @@ DEFECTS: dict[str, Callable[[np.ndarray, np.ndarray, Generator], tuple[np.ndarra
 }
 
 
-_VERSION = 1  # raise it when the same parameters begin to give other pictures
+_VERSION = 2  # raise it when the same parameters begin to give other pictures
 
 
 def textures(
@@ -271,8 +169,8 @@ def textures(
 ) -> ImageSet:
     """Reads, and on first use paints, surfaces of five product types with five kinds of defect and their masks.
 
-    The pictures are painted once, into a folder in MVTec layout, and read from there afterwards. Training and
-    test pictures come from disjoint regions of the photographs.
+    The pictures are painted once, into a folder in MVTec layout, and read from there afterwards. All are
+    independent of each other.
 
     Args:
         root: New or empty folder in which ``textures-<key>`` is written, or one that holds such folders alone; by
@@ -282,7 +180,7 @@ def textures(
         test_per_product: Test pictures of each product type: half good, half with a defect, the kinds in
             turn.
         seed: Seed of all pictures. A picture does not depend on how many others there are.
-        split_seed: Seed of another split of the normal pictures (`resplit`), which mixes the regions; None keeps it.
+        split_seed: Seed of another split of the normal pictures (`resplit`); None keeps the first.
 
     Returns:
         The image set, with masks.
@@ -350,7 +248,7 @@ def _publish(folder: Path, samples: list[Sample], size: int, seed: int) -> None:
         for sample in samples:
             path = sample.path.relative_to(folder)
             rng = numpy_generator(seed, path.as_posix())  # a picture depends on no other
-            image, mask = paint(sample.category, sample.defect, path.parts[1], size, rng)
+            image, mask = paint(sample.category, sample.defect, size, rng)
             _save(image, fresh / path)
             if sample.mask:
                 _save(mask, fresh / sample.mask.relative_to(folder))

@@ -9,7 +9,8 @@ from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data import textures as module
-from lit_fedad.data.textures import DEFECTS, SURFACES, textures
+from lit_fedad.data.surfaces import SURFACES
+from lit_fedad.data.textures import DEFECTS, textures
 
 SMALL = {"size": 48, "train_per_product": 2, "test_per_product": 4}
 
@@ -90,9 +91,9 @@ def test_defects_change_the_picture_where_the_mask_says(product, defect, monkeyp
         return image, DEFECTS_BEFORE[defect](image, other, rng)[1]
 
     DEFECTS_BEFORE = dict(DEFECTS)
-    with_defect, mask = module.paint(product, defect, "test", size, np.random.default_rng(5))
+    with_defect, mask = module.paint(product, defect, size, np.random.default_rng(5))
     monkeypatch.setitem(DEFECTS, defect, harmless)
-    without, same_mask = module.paint(product, defect, "test", size, np.random.default_rng(5))
+    without, same_mask = module.paint(product, defect, size, np.random.default_rng(5))
     assert np.array_equal(mask, same_mask)
     assert set(np.unique(mask)) == {0, 255}
     assert 0.001 < (mask > 0).mean() < 0.1
@@ -102,16 +103,28 @@ def test_defects_change_the_picture_where_the_mask_says(product, defect, monkeyp
     assert inside > 10 * outside
 
 
-def test_train_and_test_crops_come_from_disjoint_regions(monkeypatch):
-    """A photograph that is dark left of the seam and bright right of it."""
-    from lit_fedad.data import textures as painting
+@pytest.mark.parametrize("product", SURFACES)
+def test_a_surface_is_another_at_every_draw_and_alike_at_every_size(product):
+    """Halved, a large picture shows nearly what a small one does; another seed shows something else."""
+    sizes = {size: SURFACES[product](np.random.default_rng(3), size) for size in (64, 128)}
+    other = SURFACES[product](np.random.default_rng(4), 64)
+    for luminance in (*sizes.values(), other):
+        assert luminance.min() > -0.3
+        assert luminance.max() < 1.5
+        assert luminance.std() > 0.03
+    halved = sizes[128].reshape(64, 2, 64, 2).mean(axis=(1, 3))
+    alike = np.corrcoef(halved.ravel(), sizes[64].ravel())[0, 1]
+    assert alike > 0.6
+    assert np.abs(np.corrcoef(other.ravel(), sizes[64].ravel())[0, 1]) < 0.5
 
-    columns = np.broadcast_to(np.arange(512) >= round(0.58 * 512), (512, 512)).astype(np.float32)
-    monkeypatch.setattr(painting, "_photograph", lambda name: Image.fromarray(columns))
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        assert SURFACES["brick"](rng, 32, "train").mean() < 0.01
-        assert SURFACES["brick"](rng, 32, "test").mean() > 0.99
+
+def test_no_stone_of_the_heap_is_missing():
+    """A gap would show the plane of the stone drawn first, flat black or white over many pixels."""
+    for seed in range(5):
+        luminance = SURFACES["gravel"](np.random.default_rng(seed), 128)
+        assert 0.3 < np.median(luminance) < 0.7
+        assert (luminance > 1).mean() < 0.002
+        assert (luminance < 0.05).mean() < 0.01
 
 
 def test_damage_is_noticed_and_repaired(tmp_path):
@@ -183,7 +196,6 @@ def test_painting_needs_no_network(tmp_path, monkeypatch):
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(socket, "socket", refuse)
-    painting._photograph.cache_clear()
     assert textures(tmp_path, **SMALL).train
 
 
