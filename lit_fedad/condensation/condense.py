@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from lit_fedad.contracts.compute import set_up
-from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least, below_one
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import diff_augment, draw
 
@@ -38,7 +38,8 @@ class Descent:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        at_least(self.section, 0, steps=self.steps, momentum=self.momentum)
+        at_least(self.section, 0, steps=self.steps)
+        below_one(self.section, momentum=self.momentum)
         above(self.section, 0, learning_rate=self.learning_rate, clip=self.clip)
 
     def descend(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts.compute import set_up
-from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least, below_one
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import diff_augment, draw
 
@@ -55,7 +55,8 @@ class CondensedTraining:
     def __post_init__(self) -> None:
         at_least("method.server.training", 1, epochs=self.epochs, batch_size=self.batch_size)
         above("method.server.training", 0, learning_rate=self.learning_rate)
-        at_least("method.server.training", 0, momentum=self.momentum, weight_decay=self.weight_decay)
+        at_least("method.server.training", 0, weight_decay=self.weight_decay)
+        below_one("method.server.training", momentum=self.momentum)
 
     def __call__(
         self,

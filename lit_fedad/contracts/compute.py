@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 import lightning as L
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
+
+from lit_fedad.core.bounds import below_one
+from lit_fedad.core.errors import UserError
 
 T = TypeVar("T")
 
@@ -38,6 +41,23 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def check_optimizer(key: str, build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
+    """Builds an optimiser of a single weight, so that its settings are refused before anything is trained.
+
+    Args:
+        key: Key of the optimiser, for the error message.
+        build: Builds the optimiser, given weights.
+
+    Raises:
+        UserError: If torch refuses a setting, or the momentum is not in [0, 1).
+    """
+    try:
+        optimizer = build([nn.Parameter(torch.zeros(1))])
+    except ValueError as error:  # raised by torch's optimisers for a setting out of range
+        raise UserError(f"{key}: {error}") from error
+    below_one(key, momentum=optimizer.defaults.get("momentum"))
 
 
 def set_up(optimizer: torch.optim.Optimizer, fabric: Fabric) -> torch.optim.Optimizer:

@@ -68,6 +68,19 @@ def within(section: str, least: float, most: float, **numbers: float | None) -> 
             raise UserError(f"{section}.{key}={number} must be in [{least}, {most}]")
 
 
+def below_one(section: str, **numbers: float | None) -> None:
+    """Refuses momenta, and other shares of what was before, outside [0, 1): from 1 on nothing fades, and sums diverge.
+
+    None passes, NaN does not.
+
+    Raises:
+        UserError: Naming the first key whose number lies outside.
+    """
+    for key, number in numbers.items():
+        if number is not None and not 0 <= number < 1:
+            raise UserError(f"{section}.{key}={number} must be at least 0 and below 1")
+
+
 def pair(key: str, value: int | Sequence[int]) -> tuple[int, int]:
     """Reads one or two lengths, and returns two: rows and columns, or height and width.
 

@@ -13,7 +13,7 @@ from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictor
 from lit_fedad.contracts.compute import full_precision
 from lit_fedad.contracts.evidence import Invertible, SentWeights
 from lit_fedad.contracts.randomness import generator
-from lit_fedad.core.bounds import at_least, within
+from lit_fedad.core.bounds import at_least, below_one
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.parts.evidence import invertible_model
 from lit_fedad.methods.parts.functional import trainable, with_weights
@@ -55,7 +55,7 @@ class AppleClient(FedAvgClient):
         super().__init__(task, local_epochs, aggregate_buffers="local")
         at_least("method.client", 0, rounds=rounds, mu=mu, early=early)
         at_least("method.client", 0, relation_learning_rate=relation_learning_rate)
-        within("method.client", 0, 1, relation_momentum=relation_momentum)
+        below_one("method.client", relation_momentum=relation_momentum)
         self.relation_learning_rate, self.relation_momentum = relation_learning_rate, relation_momentum
         self.mu, self.early_rounds, self.schedule = mu, int(early * rounds), schedule
         self.relations = torch.empty(0)

@@ -29,6 +29,7 @@ from lit_fedad.contracts import (
     nothing_to_attack,
     spec_of,
 )
+from lit_fedad.contracts.compute import check_optimizer
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosures
 from lit_fedad.contracts.state import detached
 from lit_fedad.contracts.task import learned_state
@@ -247,10 +248,7 @@ class FedAvgServer(Server):
         self.weights, self.auxiliary = client.shared_state(), dict[str, Tensor]()
         self.server_optimizer = server_optimizer
         if server_optimizer is not None:
-            try:
-                server_optimizer([nn.Parameter(torch.zeros(1))])
-            except ValueError as error:  # raised by torch's optimisers for a setting out of range
-                raise UserError(f"method.server.server_optimizer: {error}") from error
+            check_optimizer("method.server.server_optimizer", server_optimizer)
         self.server_optimizer_state: dict[str, Any] = {}
         learnt = trainable(client.task)
         self.trained = [name for name in self.weights if name in learnt]

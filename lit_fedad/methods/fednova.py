@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
+from lit_fedad.core.bounds import below_one
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods import fedavg
@@ -70,10 +71,7 @@ class FedNovaServer(FedAvgServer):
     def __init__(self, client: FedNovaClient) -> None:
         super().__init__(client)
         momentum = client.configure_optimizers().param_groups[0].get("momentum", 0.0)
-        if momentum >= 1:
-            raise UserError(
-                f"task.momentum={momentum:g} must be below 1: method fednova has no bound for steps that never fade"
-            )
+        below_one("task", momentum=momentum)  # a task of one's own may not check it
         self.max_length_per_image = client.local_epochs / (1 - momentum)
         """Largest length per image, reached with batches of one image."""
 

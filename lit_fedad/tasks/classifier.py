@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Prediction, Task
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import at_least, below_one
 
 
 def crop_and_flip(images: Tensor, padding: int = 4) -> Tensor:
@@ -53,7 +53,8 @@ class Classifier(Task):
         weight_decay: float = 1e-4,
     ) -> None:
         super().__init__()
-        at_least("task", 0, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
+        at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
+        below_one("task", momentum=momentum)
         self.encoder = encoder
         self.num_features: int = encoder.num_features  # type: ignore[assignment]
         self.classes = classes

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.task import cosine_decay
-from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.bounds import above, at_least, below_one, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
 from lit_fedad.models.encoders import FrozenEncoder
@@ -80,7 +80,8 @@ class Contrastive(Representation):
         at_least(
             "task", 0, warmup=warmup, learning_rate=learning_rate, final_learning_rate=final_learning_rate
         )
-        at_least("task", 0, rounds=rounds, momentum=momentum, weight_decay=weight_decay)
+        at_least("task", 0, rounds=rounds, weight_decay=weight_decay)
+        below_one("task", momentum=momentum)
         if loss.needs_pixels and frozen:
             raise UserError(
                 "contrastive_loss=reconstruction decodes pixels, and features are no images: give features=train"

@@ -13,7 +13,7 @@ from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.contracts.task import cosine_decay
-from lit_fedad.core.bounds import at_least, within
+from lit_fedad.core.bounds import at_least, below_one, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import crop_resize, draw_boxes
 from lit_fedad.models.encoders import FrozenEncoder
@@ -113,7 +113,8 @@ class CSI(Representation):
             learning_rate=learning_rate,
         )
         within("task", 0, 1, mirror=mirror)
-        at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
+        at_least("task", 0, weight_decay=weight_decay)
+        below_one("task", momentum=momentum)
         self.shift = nn.Linear(self.num_features, _TURNS)
         self.contrast = contrastive_losses.CSI(temperature)
         self.rounds, self.mirror, self.warmup_rounds = rounds, mirror, warmup_rounds

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import full_precision, map_batches
-from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least, below_one
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import KMeansResult, kmeans
 from lit_fedad.models.contrastive_views import ContrastiveViews
@@ -77,8 +77,9 @@ class Elsa(Representation):
         super().__init__(encoder, **representation)
         above("task", 0, temperature=temperature)
         at_least("task", 1, prototypes=prototypes)
-        at_least("task", 0, warmup=warmup, learning_rate=learning_rate, momentum=momentum)
+        at_least("task", 0, warmup=warmup, learning_rate=learning_rate)
         at_least("task", 0, weight_decay=weight_decay, finetuning_rate=finetuning_rate)
+        below_one("task", momentum=momentum)
         if math.log(prototypes) <= 1 / temperature:
             advice = "a higher temperature"  # it would take more prototypes than memory or a float holds
             if temperature >= _FEASIBLE:

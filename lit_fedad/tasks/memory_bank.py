@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.compute import check_optimizer, map_batches
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest, neighbour_distances
@@ -111,6 +111,7 @@ class MemoryBank(SubspaceTask):
             self.mean.fill_(torch.nan)
         at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, bank_weight=bank_weight)
+        check_optimizer("task.optimizer", partial(optimizer, lr=learning_rate, weight_decay=weight_decay))
         check_share(subspace=subspace)
         if distance not in get_args(Distance):
             raise UserError(f"task.distance={distance}: give {' or '.join(get_args(Distance))}")

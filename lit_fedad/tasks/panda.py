@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import at_least, below_one
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.frozen_detectors import neighbour_scores
@@ -62,9 +62,8 @@ class Panda(Task):
     ) -> None:
         super().__init__()
         at_least("task", 1, neighbours=neighbours)
-        at_least(
-            "task", 0, ewc=ewc, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay
-        )
+        at_least("task", 0, ewc=ewc, learning_rate=learning_rate, weight_decay=weight_decay)
+        below_one("task", momentum=momentum)
         if not isinstance(encoder, FrozenEncoder) or encoder.network is None:
             raise UserError(
                 "task panda adapts pretrained features: give features=frozen, with features.hidden of at least 1"

@@ -211,6 +211,7 @@ def test_a_last_step_that_leaves_the_numbers_is_refused():
         ({"steps": 1, "batch": 0}, "batch=0"),
         ({"steps": 1, "learning_rate": 0.0}, r"learning_rate=0\.0"),
         ({"steps": 1, "momentum": -0.5}, r"momentum=-0\.5"),
+        ({"steps": 1, "momentum": 1.0}, r"momentum=1\.0"),
         ({"steps": 1, "clip": -1.0}, r"clip=-1\.0"),
         ({"steps": 1, "clip": 0.0}, r"clip=0\.0"),
     ],

@@ -194,6 +194,7 @@ def test_a_loss_that_is_not_finite_is_named_in_one_line():
         ({"epochs": 1, "batch_size": 0}, "batch_size=0"),
         ({"epochs": 1, "learning_rate": 0.0}, r"learning_rate=0\.0"),
         ({"epochs": 1, "momentum": -0.5}, r"momentum=-0\.5"),
+        ({"epochs": 1, "momentum": 1.0}, r"momentum=1\.0"),
         ({"epochs": 1, "weight_decay": -1.0}, r"weight_decay=-1\.0"),
     ],
 )

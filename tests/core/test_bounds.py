@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.bounds import above, at_least, below_one, within
 from lit_fedad.core.errors import UserError
 
 
@@ -25,7 +25,15 @@ def test_an_interval_is_closed(number):
         within("task", 0, 1, share=number)
 
 
+@pytest.mark.parametrize("number", [-0.1, 1, math.nan])
+def test_a_momentum_is_below_one(number):
+    below_one("task", momentum=0, relation_momentum=0.999)
+    with pytest.raises(UserError, match=rf"^task\.momentum={number} must be at least 0 and below 1$"):
+        below_one("task", momentum=number)
+
+
 def test_what_is_not_given_passes():
     at_least("task", 1, slots=None)
     above("task", 1, slots=None)
     within("task", 0, 1, share=None)
+    below_one("task", momentum=None)

@@ -104,5 +104,5 @@ def test_steps_that_never_fade_are_refused_in_one_line(make_linear):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=STEP, momentum=1.0)
 
-    with pytest.raises(UserError, match=r"^task\.momentum=1 must be below 1"):
+    with pytest.raises(UserError, match=r"^task\.momentum=1\.0 must be at least 0 and below 1$"):
         FedNovaServer(FedNovaClient(Endless()))

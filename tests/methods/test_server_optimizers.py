@@ -59,12 +59,17 @@ def test_a_learning_rate_may_be_a_whole_number():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"lr": 0.0}, {"tau": 0.0}, {"tau": 2e9}, {"beta1": 1.5}, {"beta2": -0.1}]
+    "setting", [{"lr": 0.0}, {"tau": 0.0}, {"tau": 2e9}, {"beta1": 1.0}, {"beta2": -0.1}]
 )
 def test_settings_out_of_range_are_refused(setting):
     ((name, value),) = setting.items()
     with pytest.raises(UserError, match=rf"^method\.server\.server_optimizer\.{name}={value} must be"):
         Adaptive(OneWeight().parameters(), **setting)
+
+
+def test_a_momentum_of_one_is_refused():
+    with pytest.raises(UserError, match=r"^method\.server\.server_optimizer\.momentum=1\.0 must be"):
+        FedAvgServer(FedAvgClient(OneWeight()), partial(torch.optim.SGD, lr=1.0, momentum=1.0))
 
 
 @pytest.mark.parametrize("method", ["fedavgm", "adam", "feddyn"])

@@ -35,7 +35,7 @@ TRAINING = {"training": CondensedTraining(1)}
 
 CLIENTS = [
     (APFLClient, {}, {"alpha": 1.5, "alpha_learning_rate": -1.0, "alpha_decay": -1.0}),
-    (AppleClient, {"rounds": 1}, {"early": -1.0, "relation_learning_rate": -1.0, "relation_momentum": 1.5}),
+    (AppleClient, {"rounds": 1}, {"early": -1.0, "relation_learning_rate": -1.0, "relation_momentum": 1.0}),
     (CReFFClient, {}, {"draws": 0, "batch": 0}),
     (DBEClient, {}, {"kappa": -1.0, "momentum": 1.5}),
     (DESAClient, ANCHORS, {"anchors": 0, "anchor_weight": -1.0, "temperature": 0.0, "soft_share": 1.5}),

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+import torch
 from helpers.frozen import frozen_encoder
 from helpers.refusals import refusal
 from helpers.tiny_pyramid import TinyPyramid
@@ -33,6 +34,7 @@ DECODER = functools.partial(Decoder, channels=16)
 RATES = {"learning_rate": -1.0, "weight_decay": -1.0}
 POSITIVE = {"learning_rate": 0.0, "weight_decay": -1.0}
 SGD = {**RATES, "momentum": -1.0}
+DIVERGES = {"momentum": 1.0}
 PATCHES = {"backbone": TinyPyramid(), "grid": 4, "image_size": 32}
 PIXELS = {"image_size": 16, "mean": (0.5,) * 3, "std": (0.5,) * 3, "decoder": DECODER}
 VIEWS = {"encoder": frozen_encoder(), "views": ContrastiveViews(flip=0.0)}
@@ -46,19 +48,26 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         (FeatureAutoencoder, PATCHES, {"hidden": 0, "bottleneck": 0, "patches_per_image": 0, "learning_rate": -1.0}),
         (Autoencoder, {**PIXELS, "encoder": ConvNet(16, channels=4)}, {"learning_rate": -1.0}),
         (Classifier, {"encoder": frozen_encoder(), "classes": 2}, SGD),
+        (Classifier, {"encoder": frozen_encoder(), "classes": 2}, DIVERGES),
         (
             Contrastive,
             {**VIEWS, **WARMUP, "loss": None, "rounds": 2},
             {**SGD, "clusters": 0, "normal_share": 0, "shrinkage": 1.5, "warmup": -1, "final_learning_rate": -1.0,
              "rounds": -1, "projection": 0},
         ),
-        (Contrastive, {**VIEWS, **WARMUP, "loss": None, "rounds": 2}, {"shrinkage": -0.1, "normal_share": 1.5}),
+        (
+            Contrastive,
+            {**VIEWS, **WARMUP, "loss": None, "rounds": 2},
+            {**DIVERGES, "shrinkage": -0.1, "normal_share": 1.5},
+        ),
         (CSI, {**VIEWS, "rounds": 2, "image_size": 16}, {**SGD, "rounds": -1, "warmup_rounds": -1, "mirror": 2.0}),
+        (CSI, {**VIEWS, "rounds": 2, "image_size": 16}, DIVERGES),
         (
             Elsa,
             {**VIEWS, **WARMUP, "finetuning_views": ContrastiveViews()},
             {**SGD, "prototypes": 0, "temperature": 0, "warmup": -1, "finetuning_rate": -1.0},
         ),
+        (Elsa, {**VIEWS, **WARMUP, "finetuning_views": ContrastiveViews()}, DIVERGES),
         (
             DeepSVDD,
             {**PIXELS, "encoder": ConvNet(16, channels=4), "rounds": 2},
@@ -91,6 +100,7 @@ BANK = {"head": None, "loss": HingeLoss(), "score": NearestDistance(), "reduce":
         (FeatureSVM, {"encoder": frozen_encoder()}, {"nu": 1.5, "gamma": 0.0}),
         (FeatureSVM, {"encoder": frozen_encoder()}, {"nu": 0}),
         (Panda, {"encoder": frozen_encoder(hidden=4)}, {**SGD, "neighbours": 0, "ewc": -1.0}),
+        (Panda, {"encoder": frozen_encoder(hidden=4)}, DIVERGES),
         (PaDiM, PATCHES, {"channels": 0, "regularisation": 0.0}),
         (Subspace, PATCHES, {"share": 0.0, "clusters": -1, "rim": -1, "shrinkage": -1.0}),
         (
@@ -119,6 +129,13 @@ def test_settings_of_their_parts(build, section, settings):
     for name, value in settings.items():
         with refusal(rf"{section}\.{name}={value} must be"):
             build(**{name: value})
+
+
+def test_an_optimiser_that_diverges_or_that_torch_refuses():
+    with refusal(r"task\.optimizer\.momentum=1\.0 must be"):
+        MemoryBank(**PATCHES, **BANK, optimizer=functools.partial(torch.optim.SGD, momentum=1.0))
+    with refusal(r"task\.optimizer: Invalid beta"):
+        MemoryBank(**PATCHES, **BANK, optimizer=functools.partial(torch.optim.AdamW, betas=(0.9, 1.5)))
 
 
 def test_quantiles_that_are_one_have_no_scale():

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_fedad.contracts import Context, Message
 from lit_fedad.contracts.state import detached
-from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least, below_one
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.parts.functional import take_step
 from lit_fedad.tasks.contrastive import Contrastive
@@ -226,8 +226,8 @@ class EnsembleDistillation:
     def __post_init__(self) -> None:
         section = "method.server.distillation"
         at_least(section, 1, queue=self.queue, epochs=self.epochs, batch_size=self.batch_size)
-        at_least(section, 0, learning_rate=self.learning_rate, momentum=self.momentum)
-        at_least(section, 0, weight_decay=self.weight_decay)
+        at_least(section, 0, learning_rate=self.learning_rate, weight_decay=self.weight_decay)
+        below_one(section, momentum=self.momentum)
         above(section, 0, teacher_temperature=self.teacher_temperature)
         above(section, 0, student_temperature=self.student_temperature)
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_fedad.core.bounds import above, within
+from lit_fedad.core.bounds import above, below_one, within
 
 Rule = Literal["adagrad", "adam", "yogi"]
 
@@ -40,7 +40,7 @@ class Adaptive(torch.optim.Optimizer):
     ) -> None:
         section = "method.server.server_optimizer"
         above(section, 0, lr=lr, tau=tau)
-        within(section, 0, 1, beta1=beta1, beta2=beta2)
+        below_one(section, beta1=beta1, beta2=beta2)
         within(section, 0, 1e9, tau=tau)  # its square is kept in single precision
         self.rule = rule
         super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau})

@@ -225,7 +225,7 @@ def test_settings_out_of_range_are_refused():
     zero = dict.fromkeys(("queue", "epochs", "batch_size"), 0)
     zero |= dict.fromkeys(("teacher_temperature", "student_temperature"), 0.0)
     negative = dict.fromkeys(("learning_rate", "momentum", "weight_decay"), -0.1)
-    for name, value in {**zero, **negative}.items():
+    for name, value in [*zero.items(), *negative.items(), ("momentum", 1.0)]:
         with refusal(rf"method\.server\.distillation\.{name}={value} must be"):
             EnsembleDistillation(**{name: value})
 
