@@ -1,5 +1,7 @@
 """The exception whose message is meant for users, and helpers that shorten the messages of other errors."""
 
+from pathlib import Path
+
 ANEW = "train with another out=DIR, or fresh=true"
 """Advice on how to begin a run again; for runs of real sites `FederationFolder.advised` replaces these words."""
 
@@ -59,3 +61,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether memory was exhausted; the text is searched, as torch has no class for this error on CPUs."""
     phrases = ("out of memory", "can't allocate memory")
     return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
+
+
+def lies_elsewhere(error: Exception, file: Path, *parts: object) -> bool:
+    """Returns whether an error at a state that was read from a file may have another cause than the file.
+
+    Memory may be exhausted, or a class of the user's own have a defect; such an error then notes the file.
+
+    Args:
+        error: The error.
+        file: The file, or the folder of a checkpoint.
+        *parts: The objects that work with the state.
+    """
+    if is_out_of_memory(error):
+        return True
+    if all(type(part).__module__.startswith("lit_fedad.") for part in parts):
+        return False
+    error.add_note(f"The state was read from {file}.")
+    return True

@@ -18,7 +18,7 @@ from lit_fedad.contracts.state import detached, load_state, state_of
 from lit_fedad.core.bounds import pair
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
-from lit_fedad.core.errors import ANEW, UserError, first_line, is_out_of_memory
+from lit_fedad.core.errors import ANEW, UserError, first_line, is_out_of_memory, lies_elsewhere
 from lit_fedad.core.files import atomic, sha256
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.labelled import Images
@@ -285,6 +285,8 @@ def load_client(
             model.client.deploy()
             _check_prediction(model, config, fabric)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if lies_elsewhere(error, file, model.task, model.client, model.server):
+            raise
         raise UserError(f"{file}: its state does not fit the run's method ({first_line(error)})") from error
 
 

@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Server, Update
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.errors import RESTORE, UserError, first_line
+from lit_fedad.core.errors import RESTORE, UserError, first_line, lies_elsewhere
 from lit_fedad.federation.channel import Link
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.processes import on_first
@@ -51,8 +51,9 @@ class Sender:
         """Serialises the server's messages by client on the first process, for every process.
 
         Raises:
-            UserError: On every process, if a message differs from its declared form; it names the checkpoint, if there
-                is one. Other errors of a server that goes on from a checkpoint become such an error too.
+            UserError: On every process, if a message differs from its declared form, or a server of this library fails
+                after it went on from a checkpoint, which is named. A server of one's own may have a defect: its error
+                stays, and notes the checkpoint.
         """
 
         def packed() -> dict[int, bytes]:
@@ -62,10 +63,11 @@ class Sender:
                 try:
                     blobs |= self.pack(exchange, missing, context)
                 except Exception as error:
-                    if self.checkpoint is None:
+                    state = self.checkpoint
+                    if state is None or lies_elsewhere(error, state, self.server, exchange):
                         raise
                     cause = f"cannot be continued from ({first_line(error)}); {RESTORE}"
-                    raise UserError(f"{self.checkpoint}: {cause}") from error
+                    raise UserError(f"{state}: {cause}") from error
             return {client: blobs[client] for client in clients}
 
         return Sent(exchange, context, on_first(self.fabric, packed))

@@ -15,8 +15,11 @@ from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.watch import watch
+from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.processes import make_fabric
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -96,6 +99,18 @@ def test_a_personal_state_without_a_part_is_told_with_its_checkpoint(forged, ima
     forge_state(forged, "client_00000.pt", lambda state: state.pop("sent"))
     with refusal(f"^{forged}/checkpoints/round_.*/client_00000.pt: lacks sent"):
         predict(str(forged), str(images), 0)
+
+
+def test_a_defect_of_a_server_of_ones_own_is_not_taken_for_a_bad_checkpoint(forged):
+    config = RunFolder(forged).config()
+    model = build_model(config, RunFolder(forged).result()["partition"]["products"])
+    kind = type(model.server)
+    model.server.__class__ = type(
+        "Own", (kind,), {"__module__": "own", "broadcast": lambda server, client: client.weight}
+    )
+    with pytest.raises(AttributeError, match="weight") as caught:
+        load_client(model, forged, config, 0, make_fabric(accelerator="cpu"))
+    assert caught.value.__notes__ == [f"The state was read from {forged}/checkpoints."]
 
 
 def test_a_personal_state_by_which_scores_are_no_numbers_is_told_with_its_checkpoint(lab, tmp_path, images):

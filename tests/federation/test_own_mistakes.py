@@ -25,6 +25,15 @@ def test_a_tensor_of_one_number_is_recorded_as_a_number():
     assert {type(value) for value in numbers_of(server).values()} == {float}
 
 
+def test_a_defect_in_a_continued_run_is_not_taken_for_a_bad_checkpoint(toy):
+    toy(rounds=2).run()
+    server = ToyServer()
+    server.broadcast = lambda client: {"w": server.weight}
+    with pytest.raises(AttributeError, match="weight") as caught:
+        toy(rounds=3, server=server).run()
+    assert caught.value.__notes__[0].endswith("checkpoints/round_100002.")
+
+
 @pytest.mark.parametrize(
     "given", [torch.ones(()), {"lost": torch.ones(())}, {"loss": 1.0}, {"loss": torch.ones(2)}], ids=repr
 )
