@@ -107,3 +107,15 @@ def numbers_of(server: Server) -> dict[str, float]:
         raise TypeError(
             f"{type(server).__name__}: diagnostics gives {given!r:.100}; give a dictionary of numbers"
         ) from None
+
+
+def warnings_of(server: Server) -> list[str]:
+    """Returns a server's warnings.
+
+    Raises:
+        TypeError: If it gives anything but a list of texts; a single text would be taken for a list of letters.
+    """
+    given = server.warnings()
+    if not isinstance(given, (list, tuple)) or not all(isinstance(line, str) for line in given):
+        raise TypeError(f"{type(server).__name__}: warnings gives {given!r:.100}; give a list of texts")
+    return list(given)

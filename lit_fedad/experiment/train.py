@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import resource
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_files import refused_if_malformed, save_json, there, write_settings
+from lit_fedad.experiment.run_files import plain, refused_if_malformed, save_json, there, write_settings
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -167,8 +168,20 @@ def conclude(run: Run, participants: Participants = _HERE) -> None:
 
 
 def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
-    """Summarises a run after its last round."""
+    """Summarises a run after its last round.
+
+    Raises:
+        TypeError: If a callback has put into `Run.extras` what JSON cannot hold.
+    """
     config = run.config
+    for name, value in run.extras.items():
+        try:
+            json.dumps(plain(value))
+        except TypeError as error:
+            raise TypeError(
+                f"run.extras[{name!r}] does not fit into result.json ({error}); give numbers, texts, lists and"
+                " dictionaries"
+            ) from error
     return {
         "method": config["method"]["name"],
         "task": type(run.model.task).__name__,

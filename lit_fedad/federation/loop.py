@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange, Idle, Message, Method, Update, senders
-from lit_fedad.contracts.server import numbers_of
+from lit_fedad.contracts.server import numbers_of, warnings_of
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
@@ -174,7 +174,7 @@ class Federation:
         report.noised_sums = noised_sums
         if self.fabric.is_global_zero:
             report.scalars |= numbers_of(self.server)
-            report.warnings += self.server.warnings()
+            report.warnings += warnings_of(self.server)
         report.seconds = time.perf_counter() - began
         return report
 

@@ -45,6 +45,29 @@ class Robust(Protocol):
         """Returns the updates to merge, and remarks on clients."""
 
 
+def judged(
+    rule: Robust, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+) -> tuple[dict[int, Update], list[Remark]]:
+    """Applies a robust rule, which may be the user's own.
+
+    Raises:
+        TypeError: If it returns anything but updates of these clients, and remarks.
+    """
+    given = rule(updates, spec, previous)
+    match given:
+        case (dict() as kept, [*remarks]) if (
+            kept.keys() <= updates.keys()
+            and all(isinstance(update, Update) for update in kept.values())
+            and all(isinstance(remark, tuple) and len(remark) == 2 for remark in remarks)
+        ):
+            return kept, remarks
+    name = getattr(rule, "__name__", type(rule).__name__)  # a function, or an object of a class
+    raise TypeError(
+        f"{name} gives a {type(given).__name__}; give two: a dictionary of the updates to merge by client, and a list"
+        " of remarks, (client, text)"
+    )
+
+
 @dataclass
 class Merged:
     """The result of merging.
@@ -127,7 +150,7 @@ class Receiver:
         merged = Merged(outliers(updates, previous, FAR, spec))
         accepted = {client: update for client, update in updates.items() if client not in merged.refused}
         if self.robust is not None and accepted:
-            accepted, merged.remarks = self.robust(accepted, spec, previous)
+            accepted, merged.remarks = judged(self.robust, accepted, spec, previous)
             # A client without a remark, which the rule (Krum) merely did not choose, is not distrusted.
             merged.left_out = {client for client, _ in merged.remarks if client not in accepted}
         if not accepted:

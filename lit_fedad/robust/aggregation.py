@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_fedad.contracts import Message, MessageSpec, Update
 from lit_fedad.core.bounds import above, within
 from lit_fedad.federation.aggregation import STATISTICS
-from lit_fedad.federation.receiver import Remark, Robust
+from lit_fedad.federation.receiver import Remark, Robust, judged
 
 Updates = Mapping[int, Update]
 """The clients' messages, by client."""
@@ -41,7 +41,7 @@ class RobustAggregation:
         kept, remarks = dict(updates), list[Remark]()
         for rule in (self.statistics, self.banks, self.weights):
             if rule is not None and kept:
-                kept, rule_remarks = rule(kept, spec, previous)
+                kept, rule_remarks = judged(rule, kept, spec, previous)
                 remarks += rule_remarks
         return kept, remarks
 

@@ -3,7 +3,9 @@
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from helpers.refusals import refusal
 
 from lit_fedad.core.client_names import ClientNames
@@ -11,7 +13,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.run import RunCallback
 from lit_fedad.experiment.run_files import read_settings
-from lit_fedad.experiment.train import _play, train
+from lit_fedad.experiment.train import _play, summarise_run, train
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 
@@ -33,6 +35,14 @@ def test_a_constant_prediction_is_said_in_a_line_of_its_round(predicted, warned,
     assert first == "warning: round 3: client 1 left out: late"
     line = "site south predicts a single class for every test image; its accuracy is that class's share"
     assert others == ([f"warning: round 3: {line}"] if warned else [])
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), {"by client": [np.float32(0.5)]}, {0.5}], ids=repr)
+def test_what_a_callback_adds_to_the_result_must_fit_into_json(value):
+    with pytest.raises(
+        TypeError, match=r"^run\.extras\['mine'\] does not fit .*; give numbers, texts, lists"
+    ):
+        summarise_run(SimpleNamespace(config={}, extras={"fine": [0.5, None], "mine": value}), 0)
 
 
 def test_rounds_without_an_evaluation_say_nothing_of_it(capsys):

@@ -1,11 +1,15 @@
 """Mistakes in classes of one's own: the error names the class, the member, and what to give."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from helpers.toy_federation import Slope, ToyClient, ToyServer
 
 from lit_fedad.contracts import Client, Task
 from lit_fedad.contracts.server import numbers_of
+from lit_fedad.robust.aggregation import RobustAggregation
 
 
 @pytest.mark.parametrize(
@@ -16,6 +20,42 @@ def test_diagnostics_that_are_no_numbers_are_refused(toy, given):
     server.diagnostics = lambda: given
     with pytest.raises(TypeError, match="^ToyServer: diagnostics gives .*; give a dictionary of numbers$"):
         toy(server=server).run()
+
+
+@pytest.mark.parametrize("given", [None, "odd clients", ["odd clients", 1], 3], ids=repr)
+def test_warnings_that_are_no_texts_are_refused(toy, given):
+    server = ToyServer()
+    server.warnings = lambda: given
+    with pytest.raises(TypeError, match="^ToyServer: warnings gives .*; give a list of texts$"):
+        toy(server=server).run()
+
+
+@dataclass
+class OwnRule:
+    """A robust rule that returns what the given function makes of the updates."""
+
+    make: Callable
+
+    def __call__(self, updates, spec, previous):
+        return self.make(updates)
+
+
+@pytest.mark.parametrize("within", [lambda rule: rule, lambda rule: RobustAggregation(weights=rule)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda updates: updates,
+        lambda updates: None,
+        lambda updates: (updates, "all are honest"),
+        lambda updates: (updates, ["all are honest"]),
+        lambda updates: ({client: update.message for client, update in updates.items()}, []),
+        lambda updates: ({**updates, 7: updates[0]}, []),
+    ],
+    ids=["no remarks", "nothing", "a text", "remarks on nobody", "messages", "another client"],
+)
+def test_a_robust_rule_that_gives_no_updates_and_remarks_is_refused(toy, make, within):
+    with pytest.raises(TypeError, match="^OwnRule gives a .*; give two: .* updates .* remarks"):
+        toy(robust=within(OwnRule(make))).run()
 
 
 def test_a_tensor_of_one_number_is_recorded_as_a_number():
