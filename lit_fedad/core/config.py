@@ -18,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, check_alpha, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
-from lit_fedad.core.debug_preset import fit_preset
+from lit_fedad.core.debug_preset import fit_preset, without_preset
 from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.nested import flatten, value_at
 from lit_fedad.core.own_files import by_name, own_folders, searched
@@ -55,9 +55,6 @@ _NEEDED: dict[str, Any] = {
     "tracking.enabled": bool,
 }
 """Types of keys that every run has in addition to those of ``config.yaml``; a mapping must have a ``_target_``."""
-
-_OF_GROUPS = r"(?!debug=)\w+=|\+*(data|image)\."
-"""Beginning of overrides that choose a file of a group or set top-level keys, and of keys of data and images."""
 
 _TOO_LARGE = 1 << 63
 """Magnitude from which whole numbers do not fit into a run's files."""
@@ -111,10 +108,16 @@ def _hydra() -> AbstractContextManager[None]:
 def _composed(overrides: Sequence[str], **options: bool) -> DictConfig:
     """Composes with Hydra; to be called within `_hydra`.
 
+    Where classes come in stages, the debug preset, whose partition has none, keeps the partition and its keys.
+
     Raises:
         UserError: If a file of the configuration cannot be read, such as one that the user has added.
         HydraException, OmegaConfBaseException: If overrides cannot be composed.
     """
+    if "debug" in (given := given_keys(overrides)) and "partition" not in given:
+        plain = _composed(without_preset(overrides), return_hydra_config=True)
+        if "stages" in plain.partition:
+            overrides = [*overrides, f"partition={plain.hydra.runtime.choices.partition}"]
     try:
         return hydra_compose("config", [*searched(), *overrides], **options)
     except OmegaConfBaseException:
@@ -159,8 +162,6 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     """
     overrides = _removing(map(as_typed, overrides))
     _check_given(overrides)
-    # To compose without the debug preset: all groups and keys of data and images; others may be keys of the preset.
-    plain = [override for override in overrides if re.match(_OF_GROUPS, override)]
     try:
         register_resolvers()
         with _hydra():
@@ -170,7 +171,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             composed = _fit_protection(composed, overrides, debug=bool(chosen.get("debug")))
             if chosen.get("debug"):
                 reader = locate(composed.data._target_)
-                fit_preset(composed, _composed(plain), reader, given_keys(overrides))
+                fit_preset(composed, _composed(without_preset(overrides)), reader, given_keys(overrides))
             container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise UserError(f"'{error.full_key}' must be given: {error.full_key}=...") from None
@@ -355,7 +356,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
             return _NO_PRESET
         # The key itself is not suggested: it may exist once a preset chooses another file of the group.
         others = [other for other in overrides if other.lstrip("+~").partition("=")[0] != key]
-        config = _composable([other for other in others if re.match(_OF_GROUPS, other)])
+        config = _composable(without_preset(others))
         section = key.rpartition(".")[0]
         target = value_at(_composable(others) or config, f"{section}._target_")
         return f"unknown key '{key}'{instead(key, config, target, choices(section.replace('.', '/')))}"

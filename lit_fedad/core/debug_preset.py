@@ -1,7 +1,7 @@
 """Adapts the settings of the debug preset (``debug=``) to the method and the data of the run."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -9,6 +9,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from lit_fedad.core.building import locate, parameters_of
 from lit_fedad.core.nested import flatten
 from lit_fedad.core.sizes import gives_arrays
+
+_OF_GROUPS = r"(?!debug=)\w+=|\+*(data|image)\."
+"""Beginning of overrides that choose a file of a group or set top-level keys, and of keys of data and images."""
+
+
+def without_preset(overrides: Iterable[str]) -> list[str]:
+    """Lists overrides of groups, and of data and images, without the debug preset; others may be keys of the preset."""
+    return [override for override in overrides if re.match(_OF_GROUPS, override)]
 
 
 def fit_preset(
@@ -22,8 +30,9 @@ def fit_preset(
 
     Keys of the data or the partition that only the preset names are kept if the reader takes them; parts of the data
     take those of them that they have and that are null. Images in memory keep the size that the data's ``size`` says,
-    if there is one. Classes that come in stages still do so, one stage in each round, and images that a single client
-    holds (``method=centralised``) stay with that client. A backbone that the command leaves out stays out.
+    if there is one. Classes that come in stages still do so, by default one stage in each round, and images that a
+    single client holds (``method=centralised``) stay with that client. A backbone that the command leaves out stays
+    out.
 
     Args:
         composed: The configuration with the preset, which is changed in place.
@@ -58,8 +67,8 @@ def fit_preset(
         # The size differs from the plain one, so the preset has set it, not the command.
         if gives_arrays(reader) and composed.image.size != plain.image.size:
             composed.image.size = plain.data.get("size", composed.image.size)
-        if "stages" in plain.partition and "stages" not in composed.partition:
-            small = {"clients": composed.partition.clients, "stages": max(composed.rounds, 1), "imbalance": 1}
-            composed.partition = {**plain.partition, **small}
+        if "stages" in plain.partition and "partition" not in given:
+            few = {"stages": max(composed.rounds, 1), "imbalance": 1}
+            composed.partition.update({k: v for k, v in few.items() if f"partition.{k}" not in given})
         elif plain.partition.keys() == {"_target_"} and "partition.clients" not in given:
             composed.partition = plain.partition

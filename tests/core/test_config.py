@@ -14,7 +14,7 @@ from PIL import Image
 
 from lit_fedad.core import config
 from lit_fedad.core.building import build
-from lit_fedad.core.config import Config, choices, compose, conf_folder
+from lit_fedad.core.config import Config, choices, chosen, compose, conf_folder
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.nested import flatten
 from lit_fedad.data.sample import ImageSet
@@ -212,6 +212,15 @@ def test_what_the_command_says_wins_over_the_debug_preset():
     given = ["debug=seconds", "method=fedavg", "task=csi"]
     assert compose(given)["encoder"]["channels"] == 16  # of 64
     assert compose([*given, "encoder.channels=64"])["encoder"]["channels"] == 64
+
+
+def test_the_debug_preset_takes_the_keys_of_stages_that_its_configuration_shows():
+    debug = ["debug=seconds", "method=gldp", "experiment=gldp_small"]
+    shown = compose(debug)["partition"]
+    assert (shown["clients"], shown["stages"], shown["imbalance"]) == (2, 2, 1)
+    given = [*debug, "partition.stages=1", "partition.shards=equal"]
+    assert compose(given)["partition"] == {**shown, "stages": 1, "shards": "equal"}
+    assert chosen(given)["partition"] == "task_stream_small"  # read for conflicts
 
 
 @pytest.mark.slow
