@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 terminated = isinstance(stop, _Terminated)
                 display.error(f"{'terminated' if terminated else 'interrupted'}{_continues(name)}")
                 return 143 if terminated else 130
-            if (line := _line(error, name)) is None:
+            if (line := _line(error, name, rest)) is None:
                 raise
             display.error(line)
             return 2
@@ -126,9 +127,19 @@ def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
     return None
 
 
-def _line(error: BaseException, name: str) -> str | None:
+_LARGE = re.compile(r"\+*((?!seed=)[\w./]+)=\d{4,}")
+"""A whole number of four digits or more in a command, which may decide a size."""
+
+
+def _line(error: BaseException, name: str, words: Sequence[str]) -> str | None:
     """Returns the line that tells the user what to mend; None if the error is a defect of the library."""
     match error:
+        case UserError() | MemoryError() | RuntimeError() if is_out_of_memory(error):
+            short = "the memory of this machine or its GPU is not enough"
+            cause = str(error) if isinstance(error, UserError) else short
+            given = [match[1] for word in words if (match := _LARGE.fullmatch(word))]
+            keys = ", ".join(dict.fromkeys([*given, "image.size", "grid", "batch_size"]))
+            return f"{cause}; give a smaller {keys} or evaluation.batch_size{_continues(name)}"
         case UserError():
             return str(error)
         case ModuleNotFoundError() if extra := extra_of(error.name or ""):
@@ -139,11 +150,6 @@ def _line(error: BaseException, name: str) -> str | None:
             return f"{full}, for {target}: make room{_continues(name)}"
         case OSError() if error.errno in _MISPLACED and error.filename:
             return f"{error.filename}: cannot be read or written ({error.strerror})"
-        case MemoryError() | RuntimeError() if is_out_of_memory(error):
-            return (
-                "the memory of this machine or its GPU is not enough: give a smaller image.size, grid, batch_size or"
-                f" evaluation.batch_size{_continues(name)}"
-            )
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from lit_fedad.contracts import Client
 from lit_fedad.contracts.state import state_of
-from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.errors import UserError, first_line, is_out_of_memory
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner, Mask, pose_client
 from lit_fedad.federation.evaluator import ClientQuery, Evaluator
@@ -199,4 +199,9 @@ class LocalTransport:
 def cause_of(error: Exception) -> str:
     """Returns the cause of a client's failure, in one line."""
     _log.debug("a client failed", exc_info=error)
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, UserError):
+        return str(error)
+    text = (
+        "out of memory" if is_out_of_memory(error) else first_line(error)
+    )  # torch tells its source file besides
+    return f"{type(error).__name__}: {text}"

@@ -308,19 +308,18 @@ def test_sync_of_a_run_that_was_not_tracked(say, tiny_run):
     assert "tracking/journal.jsonl" in err[0]
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), None])
-def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, error):
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError, cli.UserError, None])
+def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, kind):
     def larger_than_the_memory(*_, **given):
-        if error is not None:
-            raise error
+        if kind is not None:
+            raise kind("out of memory")
         torch.empty(2**52)
 
     monkeypatch.setattr(experiment, "train", larger_than_the_memory)
-    status, _, err = say("train")
-    assert status == 2
-    assert len(err) == 1
+    status, _, err = say("train", "task.slots=10000000", "rounds=20", "seed=20261130")
+    assert (status, len(err)) == (2, 1)
     assert "memory" in err[0]
-    assert "image.size" in err[0]
+    assert "give a smaller task.slots, image.size, grid, batch_size or evaluation.batch_size" in err[0]
 
 
 def test_a_file_where_a_folder_belongs_is_one_line(say, monkeypatch, tmp_path):

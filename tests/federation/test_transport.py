@@ -1,7 +1,9 @@
 """The round loop reaches clients through its transport alone."""
 
 import pytest
+import torch
 
+from lit_fedad.federation.local_transport import cause_of
 from lit_fedad.federation.sampling import ClientSampler
 
 
@@ -43,3 +45,9 @@ def test_a_checkpoint_holds_what_the_transport_adds(toy, tmp_path):
         history = toy(**settings, transport=lambda _, there=there: Elsewhere(there), rounds=rounds).run()
     assert [report.scalars for report in history] == [report.scalars for report in whole]
     assert history[-1].metrics == whole[-1].metrics  # visits of each client, before and after
+
+
+def test_memory_that_is_not_enough_is_said_without_torchs_source():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**52)
+    assert cause_of(caught.value) == "RuntimeError: out of memory"
