@@ -56,7 +56,8 @@ _POLL_S = 0.5
 """Least time between two polls, in seconds: the open port holds back the answer longer if there is no request."""
 
 _PATIENCE_S = 150
-"""How long a refused site tries again, in seconds: a site that was killed counts as online for two heartbeats more."""
+"""How long a refused site tries again, in seconds. Flower counts a site that was killed as online until it has missed
+two heartbeats, which come every 30 seconds, and lets it in again after them."""
 
 _KEPT_S = 60
 """How long an idle connection is kept open, in seconds: less than the open port keeps it."""
