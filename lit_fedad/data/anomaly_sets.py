@@ -56,7 +56,11 @@ def _samples(folder: Path, skipped: LeftOut) -> list[Sample]:
     files = images_in(folder, skipped, masks=True)
     # The archive holds two such files, "10301 (copy).png" and "10301_GT (copy).png".
     names = {path.stem for path in files}
-    copies = [path for path in files if path.stem.removesuffix(_COPY_SUFFIX) in names - {path.stem}]
+    copies = dict.fromkeys(
+        path
+        for path in files
+        if path.stem.endswith(_COPY_SUFFIX) and path.stem.removesuffix(_COPY_SUFFIX) in names
+    )
     skipped.add("copies", copies)
     files = [path for path in files if path not in copies]
     masks = {
