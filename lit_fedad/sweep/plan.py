@@ -27,10 +27,19 @@ from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
 from lit_fedad.core.typed_words import as_override_value
 
+_ABSENT = object()
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}  # keys with a `_target_`, and its module in Optuna
 
 BYTES = "bytes"
 """The objective that is not a metric: bytes of all exchanges, up and down, with set-up, divided by the rounds."""
+
+EXTRAS = "extras/"
+"""Beginning of an objective that a callback adds to a run's result as a number (`Run.extras`): an own metric."""
+
+
+def is_late(objective: str) -> bool:
+    """Returns whether an objective has a value after the last round alone."""
+    return objective == BYTES or objective.startswith(EXTRAS)
 
 
 def objective_value(result: Mapping[str, Any], objective: str) -> float | None:
@@ -39,16 +48,23 @@ def objective_value(result: Mapping[str, Any], objective: str) -> float | None:
     Args:
         result: The content of the run's ``result.json``.
         objective: A metric (``pro``: mean over clients; ``pro/worst``, ``pro/pooled``, ``pro/product_mean``), or
-            `BYTES`.
+            `BYTES`, or a number that a callback adds (`EXTRAS`).
 
     Returns:
         The metric after the last round, None if it is undefined; for `BYTES`, the bytes of a round.
 
     Raises:
-        UserError: See `metric_value`.
+        UserError: If no callback adds such a number; see also `metric_value`.
     """
     if objective == BYTES:
         return (sum(result["bytes_up"]) + sum(result["bytes_down"])) / max(result["rounds"], 1)
+    if objective.startswith(EXTRAS):
+        value = result.get(key := objective.removeprefix(EXTRAS), _ABSENT)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise UserError(
+                f"objective '{objective}': no callback of this run sets run.extras['{key}'] to a number"
+            )
+        return value
     return metric_value(result["last"], objective)
 
 
@@ -61,7 +77,7 @@ def metric_value(metrics: Mapping[str, Any], objective: str) -> float | None:
     name, _, kind = objective.partition("/")
     if name not in metrics:
         raise UserError(
-            f"objective '{objective}' is not measured here; one of {', '.join([*metrics, BYTES])}"
+            f"objective '{objective}' is not measured here; one of {', '.join([*metrics, BYTES])}, or {EXTRAS}KEY"
         )
     value: float | None
     try:
@@ -71,7 +87,6 @@ def metric_value(metrics: Mapping[str, Any], objective: str) -> float | None:
     return value
 
 
-_ABSENT = object()
 _KINDS = ("mean", "worst", "pooled", "product_mean")
 _DIRECTIONS = ("maximize", "minimize")
 
@@ -120,7 +135,7 @@ class Plan:
     Attributes:
         base: Overrides that configure the base experiment.
         objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
-            ``pro/pooled``, over products (``pro/product_mean``), or ``bytes`` (`BYTES`).
+            ``pro/pooled``, over products (``pro/product_mean``), ``bytes`` (`BYTES`), or ``extras/KEY`` (`EXTRAS`).
         space: Searched keys, each with its `Dimension`.
         sampler: An Optuna sampler, by ``_target_``.
         pruner: An Optuna pruner, by ``_target_``; None to let every trial run to its end.
@@ -271,10 +286,12 @@ def _check(plan: Plan, where: str) -> None:
     if not directions or not all(direction in _DIRECTIONS for direction in directions):
         raise UserError(f"{where}: objectives={plan.objectives} must be metric: {' or '.join(_DIRECTIONS)}")
     for metric in plan.objectives:
-        if metric.partition("/")[1] and metric.partition("/")[2] not in _KINDS:
+        if not is_late(metric) and metric.partition("/")[1] and metric.partition("/")[2] not in _KINDS:
             raise UserError(f"{where}: objective '{metric}' must end in one of /{' /'.join(_KINDS)}")
-    if len(plan.objectives) > 1 and plan.pruner:
-        raise UserError(f"{where}: a study of several objectives cannot prune; leave 'pruner' out")
+    if plan.pruner and (len(plan.objectives) > 1 or any(map(is_late, plan.objectives))):
+        raise UserError(
+            f"{where}: a study of several objectives, of {BYTES} or of {EXTRAS}KEY cannot prune; leave 'pruner' out"
+        )
     if plan.trials < 1:
         raise UserError(f"{where}: trials={plan.trials} must be at least 1")
     for override in plan.base:

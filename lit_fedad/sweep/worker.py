@@ -26,7 +26,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import clock
-from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
+from lit_fedad.sweep.plan import Plan, is_late, metric_value, objective_value
 from lit_fedad.sweep.storage import GIVEN_BACK, WORKER, attempts, last_attempts, pass_on
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -300,10 +300,10 @@ class _Watch(FederationCallback):
 
     def _judge(self, round: int, metrics: Mapping[str, Any]) -> None:
         try:
-            values = [None if metric == BYTES else metric_value(metrics, metric) for metric in self.metrics]
+            values = [None if is_late(metric) else metric_value(metrics, metric) for metric in self.metrics]
         except UserError as error:
             raise PlanError(str(error)) from None
-        if len(self.metrics) > 1 or self.metrics[0] == BYTES:
+        if len(self.metrics) > 1 or is_late(self.metrics[0]):
             return
         self.trial.report(_value(self.metrics[0], values[0], round), round)
         # The trial with the default values runs to its end: results compare the best trial with it.

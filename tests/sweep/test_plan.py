@@ -89,6 +89,7 @@ def test_groups_within_groups_have_a_default_and_keys_that_are_added_none(study_
         ("high: 8", "high: 0", "space: task.loss.neighbours: "),
         ("high: 8", "high: 8.5", "neighbours: low, high and step of an int must be whole numbers"),
         ("{pro: maximize}", "{pro: maximize, bytes: minimize}", "cannot prune"),
+        ("{pro: maximize}", "{extras/mine: maximize}", "of bytes or of extras/KEY cannot prune"),
         ("{pro: maximize}", "{pro/best: maximize}", "'pro/best' must end in one of /mean /worst /pooled /product_mean"),
         ("debug=seconds", "fabric.devices=2", "start more workers"),
         ("method=federated_bank", "method=feddymem, task=memory_bank_sums", "feddymem sets task.head"),

@@ -75,6 +75,19 @@ def test_bytes_are_those_of_all_exchanges_over_the_rounds(rounds, bytes_):
     assert objective_value(result, "bytes") == bytes_
 
 
+def test_a_number_of_ones_own_callback_may_be_the_objective(study):
+    trial = study.ask()
+    _Watch(trial, plan("extras/mine"), lambda: False).on_checkpoint(None, report(0, 0.9))
+    assert study.trials[trial.number].intermediate_values == {}
+    assert objective_value({"mine": 0.25}, "extras/mine") == 0.25
+    assert objective_value({"mine": None}, "extras/mine") is None  # no finite number: the trial fails
+    for result in ({}, {"mine": [0.25]}, {"mine": True}):
+        with pytest.raises(
+            UserError, match=r"^objective 'extras/mine': no callback .* run\.extras\['mine'\]"
+        ):
+            objective_value(result, "extras/mine")
+
+
 def test_divergence_and_a_wrong_objective_are_told_apart(study):
     with pytest.raises(UserError, match="pro is undefined after round 2"):
         _Watch(study.ask(), plan(), lambda: False).on_checkpoint(None, report(2, float("nan")))
