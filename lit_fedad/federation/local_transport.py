@@ -201,7 +201,6 @@ def cause_of(error: Exception) -> str:
     _log.debug("a client failed", exc_info=error)
     if isinstance(error, UserError):
         return str(error)
-    text = (
-        "out of memory" if is_out_of_memory(error) else first_line(error)
-    )  # torch tells its source file besides
+    # Torch names its own source file where memory is missing, which tells a user nothing.
+    text = "out of memory" if is_out_of_memory(error) else first_line(error)
     return f"{type(error).__name__}: {text}"
