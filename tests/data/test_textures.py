@@ -190,7 +190,6 @@ def test_the_cache_folder_is_the_users(tmp_path, monkeypatch):
 
 
 def test_painting_needs_no_network(tmp_path, monkeypatch):
-    from lit_fedad.data import textures as painting
 
     def refuse(*args, **kwargs):
         raise AssertionError("the network was asked")
