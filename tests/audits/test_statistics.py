@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.draws import normals
 from torch.nn import functional as F
 
 from lit_fedad.audits.statistics import (
@@ -19,12 +20,8 @@ from lit_fedad.methods.parts.evidence import own_vectors, weights_sent
 from lit_fedad.tasks.classifier import Classifier
 
 
-def noise(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def test_bank_statistics_by_hand():
-    bank, features = noise(7, 4, seed=1), noise(3, 5, 4, seed=2)
+    bank, features = normals(7, 4, seed=1), normals(3, 5, 4, seed=2)
     gaps = np.linalg.norm(features.numpy()[:, :, None] - bank.numpy(), axis=-1).min(-1)
     expected = -np.stack([gaps.max(1), gaps.mean(1), np.quantile(gaps, 0.1, axis=1)], 1)
     np.testing.assert_allclose(bank_statistics(features, bank), expected, rtol=1e-4, atol=1e-5)
@@ -32,8 +29,8 @@ def test_bank_statistics_by_hand():
 
 def test_moments_statistics_by_hand():
     """With one channel that hardly varies: it alone is outside the subspace."""
-    own = noise(400, 3) @ torch.tensor([[1.0, 0.5, 0.9], [0, 1, 1.2], [0, 0, 0.02]])
-    moments, patches = Moments.of([own], 3), noise(2, 6, 3, seed=3)
+    own = normals(400, 3) @ torch.tensor([[1.0, 0.5, 0.9], [0, 1, 1.2], [0, 0, 0.02]])
+    moments, patches = Moments.of([own], 3), normals(2, 6, 3, seed=3)
     scale = own.double().std(0, correction=0).numpy()
     z = (patches.double().numpy() - own.double().mean(0).numpy()) / scale
     variances, directions = np.linalg.eigh(np.corrcoef(own.double().numpy().T))
@@ -46,15 +43,15 @@ def test_moments_statistics_by_hand():
 
 
 def test_members_lie_nearer_to_their_own_moments():
-    images = noise(20, 4, 30, seed=4)
+    images = normals(20, 4, 30, seed=4)
     moments = Moments.of([images[:10].flatten(0, 1)], 30)
     found = moments_statistics(images, moments)
     assert (found[:10, 2].min() > found[10:, 2].max()).item()
 
 
 def test_prototype_scores_by_hand():
-    logits, labels = noise(12, 3, seed=5), torch.arange(12) % 3
-    prototypes, classes = noise(2, 3, seed=6), torch.tensor([2, 0])
+    logits, labels = normals(12, 3, seed=5), torch.arange(12) % 3
+    prototypes, classes = normals(2, 3, seed=6), torch.tensor([2, 0])
     found = prototype_scores(logits, labels, prototypes, classes)
     assert found[labels == 1].isnan().all()
     x = logits.double().numpy()
@@ -70,16 +67,16 @@ def test_prototype_scores_by_hand():
 
 def test_members_of_a_mean_score_higher():
     """Ten of twenty are in it, so that their mean score is the squared distance of the means, whatever the noise."""
-    logits, labels = noise(20, 4, seed=7), torch.zeros(20, dtype=torch.int64)
+    logits, labels = normals(20, 4, seed=7), torch.zeros(20, dtype=torch.int64)
     scores = prototype_scores(logits, labels, logits[:10].mean(0, keepdim=True), torch.tensor([0]))
     assert scores[:10].mean() > 0
     torch.testing.assert_close(scores[:10].mean(), -scores[10:].mean())
 
 
 def test_directions_are_products_with_the_gradient():
-    features, labels = noise(5, 3, seed=8).double(), torch.tensor([0, 1, 2, 3, 0])
+    features, labels = normals(5, 3, seed=8).double(), torch.tensor([0, 1, 2, 3, 0])
     layer = torch.nn.Linear(3, 4).double()
-    weight, bias = noise(4, 3, seed=9).double(), noise(4, seed=10).double()
+    weight, bias = normals(4, 3, seed=9).double(), normals(4, seed=10).double()
     length = float((weight.square().sum() + bias.square().sum()).sqrt())
     found = update_directions(features, layer(features).detach(), labels, weight, bias)
     for i in range(5):
@@ -98,7 +95,7 @@ class _Task:
 
 @pytest.mark.parametrize("adds_up", [True, False])
 def test_own_vectors_undo_the_moving_average(adds_up):
-    shared, own = noise(5, 2, seed=11), noise(5, 2, seed=12)
+    shared, own = normals(5, 2, seed=11), normals(5, 2, seed=12)
     share = 1 if adds_up else 1 / 4
     sent = shared + share * (own - shared)
     sent[2] = shared[2]  # a slot without patches

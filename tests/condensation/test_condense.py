@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.draws import rows
+from helpers.draws import generator, rows
 from helpers.refusals import refusal
 from helpers.scaled import scaled_fabric
 from lightning.fabric import Fabric
@@ -18,10 +18,6 @@ from lit_fedad.models.diff_augment import Draw, diff_augment, draw
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 COUNTS, SIZES = [2, 1, 3], [4, 1, 6]
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def same(images):

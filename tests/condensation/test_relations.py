@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.draws import normals
 from torch.nn import functional as F
 
 from lit_fedad.condensation.relations import (
@@ -15,7 +16,7 @@ from lit_fedad.condensation.relations import (
 
 
 def logits(n: int = 6, k: int = 4, seed: int = 0) -> torch.Tensor:
-    return torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
+    return normals(n, k, seed=seed)
 
 
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
@@ -63,19 +64,15 @@ def test_a_larger_bias_tells_images_further_apart():
     assert ratios[-1] == pytest.approx(np.exp(9.0), rel=1e-3)
 
 
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def directions(count: int = 4, width: int = 5, seed: int = 0) -> torch.Tensor:
-    return F.normalize(rows(count, width, seed=seed), dim=1)
+    return F.normalize(normals(count, width, seed=seed), dim=1)
 
 
 ALL_OTHERS = ~torch.eye(4, dtype=torch.bool)
 
 
 def test_the_order_of_clients_does_not_matter():
-    sent = torch.cat([rows(2, 3), rows(3, 3, seed=1)])
+    sent = torch.cat([normals(2, 3), normals(3, 3, seed=1)])
     sizes, classes = torch.tensor([7, 90, 1, 5, 30]), torch.tensor([0, 2, 0, 1, 2])
     found = merged_prototypes(sent, sizes, classes, 3)
     other = merged_prototypes(sent.flip(0), sizes.flip(0), classes.flip(0), 3)
@@ -93,13 +90,13 @@ def test_a_million_images_do_not_drown_one():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 50])
 def test_there_are_as_many_hard_negatives_as_asked_for_and_others_are(k):
-    found = hard_negatives(rows(4, 4), torch.ones(4, dtype=torch.bool), k)
+    found = hard_negatives(normals(4, 4), torch.ones(4, dtype=torch.bool), k)
     assert found.sum(1).tolist() == [min(k, 3)] * 4
     assert not found.diagonal().any()
 
 
 def test_opposite_features_have_no_prototype():
-    one = rows(1, 3)
+    one = normals(1, 3)
     found = class_means(torch.cat([one, -one, one]), torch.tensor([0, 0, 1]), 2)
     assert not found[0].any()
     torch.testing.assert_close(found[1], F.normalize(one, dim=1)[0])
@@ -135,7 +132,7 @@ def test_features_are_drawn_to_their_class_and_away_from_negatives_alone():
 def test_only_the_direction_counts():
     loss = RelationalContrast(directions(), ALL_OTHERS)
     loss.head = torch.nn.Identity()
-    z, labels = rows(6, 5, seed=1), torch.tensor([0, 1, 2, 3, 0, 1])
+    z, labels = normals(6, 5, seed=1), torch.tensor([0, 1, 2, 3, 0, 1])
     assert float(loss(z, labels)) == pytest.approx(float(loss(7 * z, labels)), rel=1e-5)
 
 
@@ -145,7 +142,7 @@ def test_images_that_cannot_be_judged_change_nothing():
     prototypes[2], negatives[3] = 0, False
     negatives[:, 2] = False
     loss = RelationalContrast(prototypes, negatives).eval()
-    z = rows(4, 5, seed=1)
+    z = normals(4, 5, seed=1)
     all_four, two = loss(z, torch.arange(4)), loss(z[:2], torch.arange(2))
     assert float(all_four.detach()) == pytest.approx(float(two.detach()), rel=1e-5)
     all_four.backward()
@@ -158,7 +155,7 @@ def test_prototypes_stand_still_and_h_learns():
     loss = RelationalContrast(prototypes, ALL_OTHERS, hidden=16, temperature=0.1)
     assert {name for name, _ in loss.named_buffers()} >= {"prototypes", "candidates"}
     optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
-    z, labels = rows(12, 5, seed=1), torch.arange(12) % 4
+    z, labels = normals(12, 5, seed=1), torch.arange(12) % 4
     curve = []
     for _ in range(60):
         value = loss(z, labels)
@@ -173,7 +170,7 @@ def test_prototypes_stand_still_and_h_learns():
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_the_loss_is_a_mean_over_images(temperature):
     loss = RelationalContrast(directions(), ALL_OTHERS, temperature=temperature).eval()
-    z, labels = rows(5, 5, seed=1), torch.tensor([0, 1, 2, 3, 0])
+    z, labels = normals(5, 5, seed=1), torch.tensor([0, 1, 2, 3, 0])
     alone = [float(loss(z[[i]], labels[[i]]).detach()) for i in range(5)]
     assert float(loss(z, labels).detach()) == pytest.approx(np.mean(alone), rel=1e-5)
 
@@ -181,7 +178,7 @@ def test_the_loss_is_a_mean_over_images(temperature):
 def test_without_a_rival_in_the_batch_there_is_nothing_to_contrast():
     torch.manual_seed(0)
     contrast = RelationalContrast(directions(), ALL_OTHERS, 8, with_own=False, prior=True)
-    features = rows(6, 5).requires_grad_()
+    features = normals(6, 5).requires_grad_()
     loss = contrast(features, torch.zeros(6, dtype=torch.long))
     loss.backward()
     assert float(loss.detach()) == 0

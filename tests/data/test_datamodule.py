@@ -5,6 +5,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers.draws import generator
 from helpers.trainers import plain_trainer
 from PIL import Image
 from torch import nn
@@ -50,10 +51,6 @@ def order(loader) -> list[list[int]]:
     return [batch["index"].tolist() for batch in loader]
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def test_items_equal_batches(samples):
     dataset = ImageDataset(samples, TRANSFORM, with_masks=True)
     assert len(dataset) == 14
@@ -94,7 +91,7 @@ def test_cached_features_come_in_the_same_batches_as_images(samples, tmp_path):
     cache = FeatureCache(tmp_path, TRANSFORM, lambda images: [images], "identity")
     cache.fill(samples)
     batches = [
-        next(iter(FederatedDataModule(data, data, PARTITION).client_loader(2, seeded(3))))
+        next(iter(FederatedDataModule(data, data, PARTITION).client_loader(2, generator(3))))
         for data in (
             cache.dataset(samples, Targets(samples, TRANSFORM, with_masks=True)),
             ImageDataset(samples, TRANSFORM, with_masks=True),
@@ -108,26 +105,26 @@ def test_cached_features_come_in_the_same_batches_as_images(samples, tmp_path):
 def test_a_client_gets_its_images_in_an_order_that_the_generator_alone_decides(module):
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    first = order(module.client_loader(2, seeded(5)))
+    first = order(module.client_loader(2, generator(5)))
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    assert order(module.client_loader(2, seeded(5))) == first
+    assert order(module.client_loader(2, generator(5))) == first
     assert [len(batch) for batch in first] == [2, 2, 1]
     assert sorted(chain(*first)) == PARTITION[2]
-    assert len({str(order(module.client_loader(2, seeded(seed)))) for seed in range(10)}) > 5
+    assert len({str(order(module.client_loader(2, generator(seed)))) for seed in range(10)}) > 5
 
 
 def test_each_pass_has_another_order_and_replays(module):
     passes = []
     for _ in range(2):
-        loader = module.client_loader(2, seeded(5))
+        loader = module.client_loader(2, generator(5))
         passes.append([order(loader) for _ in range(4)])
     assert passes[0] == passes[1]
     assert len({str(single) for single in passes[0]}) > 1
 
 
 def test_without_shuffling_the_partition_decides(module):
-    assert order(module.client_loader(0, seeded(0), shuffle=False)) == [[0, 2], [4, 6]]
+    assert order(module.client_loader(0, generator(0), shuffle=False)) == [[0, 2], [4, 6]]
 
 
 def test_all_clients_together(module):
@@ -158,7 +155,7 @@ def test_the_test_set_keeps_its_order_and_the_global_random_state(module):
 )
 def test_bad_partitions_are_named(module, partition, client, message):
     with pytest.raises(UserError, match=message):
-        FederatedDataModule(module.train, module.test, partition).client_loader(client, seeded(0))
+        FederatedDataModule(module.train, module.test, partition).client_loader(client, generator(0))
 
 
 class Mean(L.LightningModule):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.draws import generator
 
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.knn import nearest
@@ -9,10 +10,6 @@ from lit_fedad.memory.knn import nearest
 def covering_radius(points, selected):
     """The largest distance of a point to its nearest selected point."""
     return nearest(points, points[selected], k=1)[0].max().item()
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def textbook_greedy(points, size, start):

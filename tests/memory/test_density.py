@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.draws import generator, normals
 from helpers.refusals import refusal
 from torch import nn
 
@@ -15,16 +16,8 @@ from lit_fedad.memory.density import DensitySet, estimate_densities
 from lit_fedad.memory.kmeans import kmeans
 
 
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def random_covariances(count: int, width: int, seed: int = 0) -> torch.Tensor:
-    root = rows(count, width, width, seed=seed)
+    root = normals(count, width, width, seed=seed)
     return root @ root.mT / width + 0.05 * torch.eye(width)
 
 
@@ -38,13 +31,13 @@ def mahalanobis(features, mean, covariance) -> np.ndarray:
 @pytest.fixture
 def filled() -> DensitySet:
     densities = DensitySet(4)
-    densities.set(rows(3, 4), random_covariances(3, 4))
+    densities.set(normals(3, 4), random_covariances(3, 4))
     return densities
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
 def test_separated_clusters_get_a_density_each(rho):
-    parts = [rows(10 + 5 * k, 3, seed=k) + 100 * k for k in range(3)]
+    parts = [normals(10 + 5 * k, 3, seed=k) + 100 * k for k in range(3)]
     found = estimate_densities(torch.cat(parts), 3, rho, generator())
     for mean, covariance, count in zip(found.mean, found.covariance, found.count, strict=True):
         part = parts[round(float(mean.mean() / 100))].double()
@@ -66,7 +59,7 @@ def test_clustering_stops_after_five_steps(monkeypatch):
         return taken[-1]
 
     monkeypatch.setattr(density, "kmeans", spy)
-    features = rows(400, 4)
+    features = normals(400, 4)
     found = estimate_densities(features, 8, 0.1, generator())
     assert taken[0].steps == 5
     assert kmeans(features.double(), 8, generator=generator(), max_steps=100, tolerance=0).steps > 5
@@ -74,7 +67,7 @@ def test_clustering_stops_after_five_steps(monkeypatch):
 
 
 def test_a_lone_feature_joins_the_nearest_cluster_that_has_more():
-    near, far = 0.1 * rows(6, 2), 0.1 * rows(6, 2, seed=1) + 50
+    near, far = 0.1 * normals(6, 2), 0.1 * normals(6, 2, seed=1) + 50
     features = torch.cat([near, far, torch.tensor([[90.0, 90.0]]), torch.tensor([[160.0, 160.0]])])
     assert kmeans(features, 4, generator=generator()).counts.sort()[0].tolist() == [1, 1, 6, 6]
     found = estimate_densities(features, 4, 0.0, generator())
@@ -90,7 +83,7 @@ def test_a_lone_feature_joins_the_nearest_cluster_that_has_more():
 
 @pytest.mark.parametrize(("size", "most"), [(2, 1), (3, 1), (5, 2), (9, 4)])
 def test_fewer_features_than_clusters(size, most):
-    found = estimate_densities(rows(size, 3), 10, 0.1, generator())
+    found = estimate_densities(normals(size, 3), 10, 0.1, generator())
     assert 1 <= len(found.count) <= most
     assert found.count.min() >= 2
     assert found.count.sum() == size
@@ -104,17 +97,17 @@ def test_there_may_be_a_cluster_for_every_two_features():
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_less_than_two_features_have_no_density(size):
-    found = estimate_densities(rows(size, 3), 2, 0.1, generator())
+    found = estimate_densities(normals(size, 3), 2, 0.1, generator())
     assert (found.mean.shape, found.covariance.shape, found.count.shape) == ((0, 3), (0, 3, 3), (0,))
 
 
 def test_two_equal_images_can_be_scored_by():
     """Or else a client that holds them could not take part."""
-    image = rows(1, 3)
+    image = normals(1, 3)
     found = estimate_densities(image.repeat(2, 1), 1, 0.1, generator())
     densities = DensitySet(3)
     densities.set(found.mean, found.covariance)
-    scores = densities(torch.cat([image, rows(4, 3, seed=1)]))
+    scores = densities(torch.cat([image, normals(4, 3, seed=1)]))
     assert scores.isfinite().all()
     assert scores.argmin() == 0
 
@@ -126,7 +119,7 @@ def test_features_that_have_collapsed_have_a_variance_as_large_as_their_rounding
 
 
 def test_shrinkage_makes_few_features_in_many_dimensions_scorable():
-    features = nn.functional.normalize(rows(20, 32), dim=1)
+    features = nn.functional.normalize(normals(20, 32), dim=1)
     found = estimate_densities(features, 1, 0.1, generator())
     assert torch.linalg.eigvalsh(found.covariance[0]).min() > 0
     densities = DensitySet(32)
@@ -136,7 +129,7 @@ def test_shrinkage_makes_few_features_in_many_dimensions_scorable():
 
 
 def test_scores_are_squared_mahalanobis_distances_to_the_nearest(filled):
-    features = 2 * rows(50, 4, seed=5)
+    features = 2 * normals(50, 4, seed=5)
     distances = mahalanobis(features, filled.mean, filled.covariance)
     assert len(set(distances.argmin(1))) == 3
     np.testing.assert_allclose(filled(features).numpy(), distances.min(1), rtol=1e-4)
@@ -145,24 +138,24 @@ def test_scores_are_squared_mahalanobis_distances_to_the_nearest(filled):
 
 def test_a_narrow_density_far_from_the_origin_keeps_its_digits():
     densities = DensitySet(8)
-    mean = nn.functional.normalize(rows(1, 8), dim=1)
+    mean = nn.functional.normalize(normals(1, 8), dim=1)
     densities.set(mean, 1e-4 * random_covariances(1, 8))
-    features = mean + 1e-2 * rows(20, 8, seed=1)
+    features = mean + 1e-2 * normals(20, 8, seed=1)
     expected = mahalanobis(features, densities.mean, densities.covariance)[:, 0]
     np.testing.assert_allclose(densities(features).numpy(), expected, rtol=1e-3)
 
 
 def test_mixed_precision_around_it_changes_nothing(filled):
-    features = rows(20, 4, seed=5)
+    features = normals(20, 4, seed=5)
     expected = filled(features)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(filled(features), expected)
 
 
 def test_scores_follow_what_is_set(filled):
-    features = rows(9, 4, seed=5)
+    features = normals(9, 4, seed=5)
     filled(features)
-    mean, covariance = rows(5, 4, seed=7), random_covariances(5, 4, seed=8)
+    mean, covariance = normals(5, 4, seed=7), random_covariances(5, 4, seed=8)
     filled.set(mean, covariance)
     assert len(filled) == 5
     expected = mahalanobis(features, mean, covariance).min(1)
@@ -171,8 +164,8 @@ def test_scores_follow_what_is_set(filled):
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_a_state_of_any_size_loads_and_is_scored_by(filled, count):
-    features, other = rows(9, 4, seed=5), DensitySet(4)
-    other.set(rows(count, 4, seed=7), random_covariances(count, 4, seed=8))
+    features, other = normals(9, 4, seed=5), DensitySet(4)
+    other.set(normals(count, 4, seed=7), random_covariances(count, 4, seed=8))
     filled(features)
     holder = nn.ModuleDict({"densities": filled})
     holder.load_state_dict({f"densities.{name}": entry for name, entry in other.state_dict().items()})
@@ -188,13 +181,13 @@ def test_an_empty_state_loads(filled):
     filled.load_state_dict(DensitySet(4).state_dict())
     assert len(filled) == 0
     with pytest.raises(UserError, match="no densities to score by"):
-        filled(rows(2, 4))
+        filled(normals(2, 4))
 
 
 def test_a_state_without_densities_leaves_them_alone(filled):
-    before = filled(rows(5, 4))
+    before = filled(normals(5, 4))
     nn.ModuleDict({"densities": filled}).load_state_dict({}, strict=False)
-    assert torch.equal(filled(rows(5, 4)), before)
+    assert torch.equal(filled(normals(5, 4)), before)
 
 
 def test_covariances_are_inverted_once_however_often_they_come(filled, monkeypatch):
@@ -202,7 +195,7 @@ def test_covariances_are_inverted_once_however_often_they_come(filled, monkeypat
     monkeypatch.setattr(
         torch.linalg, "cholesky_ex", lambda given: inverted.append(len(given)) or invert(given)
     )
-    features, state = rows(5, 4), {name: entry.clone() for name, entry in filled.state_dict().items()}
+    features, state = normals(5, 4), {name: entry.clone() for name, entry in filled.state_dict().items()}
     before = filled(features)
     filled.load_state_dict(state)
     filled.set(state["mean"], state["covariance"].clone())
@@ -216,9 +209,9 @@ def test_covariances_are_inverted_once_however_often_they_come(filled, monkeypat
 
 
 def test_a_copy_has_densities_of_its_own(filled):
-    features = rows(5, 4)
+    features = normals(5, 4)
     before, copied = filled(features), copy.deepcopy(filled)
-    copied.set(rows(1, 4, seed=9), random_covariances(1, 4, seed=9))
+    copied.set(normals(1, 4, seed=9), random_covariances(1, 4, seed=9))
     assert not torch.equal(copied(features), before)
     assert torch.equal(filled(features), before)
 
@@ -236,4 +229,4 @@ def test_a_density_that_is_not_positive_definite_is_named(filled, number, break_
     covariance[number] = break_it()
     filled.set(filled.mean, covariance)
     with refusal(f"density {number} is not positive definite: raise task.shrinkage"):
-        filled(rows(2, 4))
+        filled(normals(2, 4))

@@ -4,16 +4,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from helpers.draws import generator
 from scipy import stats
 from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import _reassign, add_by_slot, kmeans, plus_plus_seeds
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def blobs(count=600, channels=8, centres=12, seed=0):

@@ -3,15 +3,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.draws import generator
 from scipy.spatial.distance import cdist
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.reduce import PositionReduce, Reduced, SampleReduce, SlotReduce
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def reduced(rule, maps, memory=None, t=0, slots=6, batch=3, seed=0):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.draws import generator
 
 from lit_fedad.models.scenes import (
     FAMILIES,
@@ -15,10 +16,6 @@ from lit_fedad.models.scenes import (
 )
 
 SEED = torch.tensor(77)
-
-
-def draws(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_lattice_noise_is_an_integer_hash():
@@ -55,7 +52,7 @@ def test_smooth_noise_passes_through_the_lattice_and_blends_between():
 
 
 def test_fractal_noise_is_the_weighted_mean_of_its_octaves():
-    u, v = torch.rand(5, 7, generator=draws()) * 9, torch.rand(5, 7, generator=draws(1)) * 9
+    u, v = torch.rand(5, 7, generator=generator()) * 9, torch.rand(5, 7, generator=generator(1)) * 9
     octaves = [smooth_noise(u * 2**k, v * 2**k, SEED + k) for k in range(3)]
     expected = (octaves[0] + 0.4 * octaves[1] + 0.16 * octaves[2]) / 1.56
     torch.testing.assert_close(fractal_noise(u, v, SEED, torch.tensor(0.4), 3), expected)
@@ -64,7 +61,7 @@ def test_fractal_noise_is_the_weighted_mean_of_its_octaves():
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_a_family_fills_its_range_and_its_tiles_differ(family):
     side = torch.arange(64.0).expand(24, 64, 64)
-    fields = family(side, side.transpose(1, 2), Dials(24, draws()))
+    fields = family(side, side.transpose(1, 2), Dials(24, generator()))
     assert fields.shape == (24, 64, 64)
     assert (fields.min() >= 0) & (fields.max() <= 1)
     assert (fields.flatten(1).std(1) > 0.02).float().mean() > 0.9  # hardly a tile is plain
@@ -73,7 +70,7 @@ def test_a_family_fills_its_range_and_its_tiles_differ(family):
 
 
 def test_dials_stay_in_their_range_and_choose_every_option():
-    dials = Dials(4000, draws())
+    dials = Dials(4000, generator())
     even, log = dials.even(2, 5), dials.log(0.1, 10)
     assert (even.min() >= 2) & (even.max() <= 5) & ((even.mean() - 3.5).abs() < 0.1)
     assert (log.min() >= 0.1) & (log.max() <= 10.001) & (log.log().mean().abs() < 0.1)
@@ -83,9 +80,9 @@ def test_dials_stay_in_their_range_and_choose_every_option():
 
 def test_textures_follow_their_generator():
     first, again, other = (
-        draw_textures(13, 40, draws(3)),
-        draw_textures(13, 40, draws(3)),
-        draw_textures(13, 40, draws(4)),
+        draw_textures(13, 40, generator(3)),
+        draw_textures(13, 40, generator(3)),
+        draw_textures(13, 40, generator(4)),
     )
     assert first.shape == (13, 3, 40, 40)
     assert (first.min() >= 0) & (first.max() <= 1)

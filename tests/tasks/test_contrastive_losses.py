@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.draws import normals
 from helpers.tiny_pyramid import TinyPyramid
 from torch import nn
 
@@ -24,10 +25,6 @@ from lit_fedad.tasks.contrastive_losses import (
 
 TAU = 0.3
 NORMAL = torch.tensor([True, False, True, True])
-
-
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def powers(projections: torch.Tensor) -> dict[tuple, float]:
@@ -104,7 +101,7 @@ def test_reconstruction_looks_at_the_images_themselves():
 
 
 def test_similarities_are_cosines_without_the_diagonal():
-    z = rows(2, 3, 5)
+    z = normals(2, 3, 5)
     flat = z.double().flatten(0, 1).numpy()
     expected = flat @ flat.T / np.outer(np.linalg.norm(flat, axis=1), np.linalg.norm(flat, axis=1)) / TAU
     np.fill_diagonal(expected, -np.inf)
@@ -113,12 +110,12 @@ def test_similarities_are_cosines_without_the_diagonal():
 
 
 def test_simclr_is_nt_xent():
-    z = rows(2, 4, 5)
+    z = normals(2, 4, 5)
     assert float(SimCLR(TAU)(z, {})["loss"]) == pytest.approx(nt_xent(z), rel=1e-5)
 
 
 def test_csi_takes_every_rotation_for_an_image():
-    z = rows(8, 4, 5)
+    z = normals(8, 4, 5)
     assert float(CSI(TAU)(z, {})["loss"]) == pytest.approx(nt_xent(z), rel=1e-5)
     # Sixteen instances of two views each.
     instances = z.view(4, 2, 4, 5).transpose(0, 1).reshape(2, 16, 5)
@@ -142,13 +139,13 @@ def crad_by_hand(projections: torch.Tensor, normal: list[bool]) -> float:
 @pytest.mark.parametrize("rotated_views", [1, 2])
 @pytest.mark.parametrize("normal", [[True] * 4, NORMAL.tolist(), [False, False, True, False]])
 def test_crad_is_equation_7_on_the_sets_of_equation_9(rotated_views, normal):
-    z = rows(2 + 3 * rotated_views, 4, 5)
+    z = normals(2 + 3 * rotated_views, 4, 5)
     found = CRAD(TAU, rotated_views)(z, {"normal": torch.tensor(normal)})["loss"]
     assert float(found) == pytest.approx(crad_by_hand(z, normal), rel=1e-5)
 
 
 def test_without_anything_normal_crad_is_zero_with_a_gradient():
-    z = rows(8, 3, 5).requires_grad_()
+    z = normals(8, 3, 5).requires_grad_()
     loss = CRAD(TAU)(z, {"normal": torch.zeros(3, dtype=torch.bool)})["loss"]
     loss.backward()
     assert float(loss.detach()) == 0
@@ -159,7 +156,7 @@ def test_without_anything_normal_crad_is_zero_with_a_gradient():
 def test_scale_by_positives_only_multiplies(normal):
     losses, gradients = [], []
     for scaled in (False, True):
-        z = rows(8, 4, 5).requires_grad_()
+        z = normals(8, 4, 5).requires_grad_()
         loss = CRAD(TAU, scale_by_positives=scaled)(z, {"normal": normal})["loss"]
         loss.backward()
         losses.append(loss.detach())
@@ -171,7 +168,7 @@ def test_scale_by_positives_only_multiplies(normal):
 
 @pytest.mark.parametrize("normal", [[True] * 4, NORMAL.tolist(), [False] * 4])
 def test_crad_code_keeps_normal_images_of_one_rotation_from_repelling(normal):
-    z = rows(8, 4, 5)
+    z = normals(8, 4, 5)
 
     def skip(v, i, w, j):
         return v // 2 == w // 2 and i != j and normal[i] and normal[j]
@@ -182,7 +179,7 @@ def test_crad_code_keeps_normal_images_of_one_rotation_from_repelling(normal):
 
 def test_cross_entropy_ignores_contaminants():
     torch.manual_seed(0)
-    loss, z = CrossEntropy(3, width=5), rows(1, 6, 5).requires_grad_()
+    loss, z = CrossEntropy(3, width=5), normals(1, 6, 5).requires_grad_()
     product = torch.tensor([2, 3, 0, 1, 7, 2])
     outputs = loss(z, {"category": product})
     outputs["loss"].backward()
@@ -197,7 +194,7 @@ def test_cross_entropy_ignores_contaminants():
 
 
 def test_cross_entropy_of_contaminants_alone_is_zero_with_a_gradient():
-    z = rows(1, 2, 5).requires_grad_()
+    z = normals(1, 2, 5).requires_grad_()
     loss = CrossEntropy(3, width=5)(z, {"category": torch.tensor([3, 4])})["loss"]
     loss.backward()
     assert float(loss.detach()) == 0
@@ -213,7 +210,7 @@ def test_reconstruction_is_the_mean_squared_error():
 
     loss = Reconstruction(decoder, image_size=4, width=5)
     assert built == [(5, 4)]
-    z, images = rows(1, 6, 5), torch.rand(1, 6, 3, 4, 4)
+    z, images = normals(1, 6, 5), torch.rand(1, 6, 3, 4, 4)
     with torch.no_grad():
         found = loss(z, {"views": images})["loss"]
         expected = np.mean((loss.decoder(z[0]) - images[0]).double().numpy() ** 2)
@@ -223,7 +220,7 @@ def test_reconstruction_is_the_mean_squared_error():
 @pytest.mark.parametrize("loss", [SimCLR(TAU), CSI(TAU), CRAD(TAU), CRADCode(TAU), CrossEntropy(2, 5)])
 def test_a_batch_of_one_image(loss):
     views = len(loss.views(torch.rand(1, 3, 4, 4), Draws()))
-    z = rows(views, 1, 5).requires_grad_()
+    z = normals(views, 1, 5).requires_grad_()
     loss = loss(z, {"normal": torch.tensor([True]), "category": torch.tensor([1])})["loss"]
     loss.backward()
     assert loss.isfinite()
@@ -237,7 +234,7 @@ def test_the_base_temperature_scales_loss_and_gradient(loss):
     views = len(loss().turns)
     found = {}
     for base in (None, 0.07):
-        z = rows(views, 4, 5).requires_grad_()
+        z = normals(views, 4, 5).requires_grad_()
         value = loss(0.5, base_temperature=base)(z, batch)["loss"]
         value.backward()
         found[base] = float(value.detach()), z.grad
@@ -264,14 +261,14 @@ def test_known_views_are_of_the_rotations_that_the_loss_wants(loss, views):
 
 
 def test_known_views_are_kept_in_half_precision_and_looked_at_in_single():
-    features = rows(4, 5, 3).half()
+    features = normals(4, 5, 3).half()
     found = CrossEntropy(2, 3).drawn_views(features)
     assert found.dtype == torch.float32
     assert all(float((features[i].float() - view).abs().sum(1).min()) == 0 for i, view in enumerate(found[0]))
 
 
 def test_known_views_differ_from_draw_to_draw():
-    features = rows(8, 10, 2)
+    features = normals(8, 10, 2)
     torch.manual_seed(0)
     first, second = SimCLR().drawn_views(features), SimCLR().drawn_views(features)
     assert not torch.equal(first, second)
