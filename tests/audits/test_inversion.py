@@ -1,7 +1,6 @@
 """What a client of a finished run sends, inverted."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,12 +54,6 @@ def averaged(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(tiny_run, tmp_path):
-    """A FedDyMem run with nothing in its folder that a test could leave to others."""
-    return shutil.copytree(tiny_run, tmp_path / "run")
-
-
-@pytest.fixture
 def with_heads(tmp_path):
     """A FedDyMem run whose clients train heads."""
     settings = [
@@ -108,24 +101,24 @@ def private(folder, client):
 
 
 @pytest.mark.slow
-def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
-    invert(reopen(str(copied)), InversionOptions(images=2, steps=4, client=1))
-    found = report(copied)
+def test_a_bank_is_inverted_judged_and_drawn(copied_run, capsys):
+    invert(reopen(str(copied_run)), InversionOptions(images=2, steps=4, client=1))
+    found = report(copied_run)
     assert (found["attacked"], found["client"], found["control"], found["exchange"]) == ("memory", 1, 0, 3)
     assert len(found["losses"]) == len(found["control_losses"]) == 4
     assert found["losses"][-1] < found["losses"][0]
     assert len(found["psnr"]) == len(found["ssim"]) == len(found["closest"]) == 2
-    assert set(found["closest"]) <= set(reopen(str(copied)).data.partition.clients[1])
+    assert set(found["closest"]) <= set(reopen(str(copied_run)).data.partition.clients[1])
     assert found["judged"]["client 1"]["psnr"] == pytest.approx(np.mean(found["psnr"]))
-    images = private(copied, 1)
+    images = private(copied_run, 1)
     errors = ((images - images.mean(0)) ** 2).flatten(1).mean(1)
     expected = float((-10 * errors.log10()).max())
     assert found["judged"]["mean image"]["psnr"] == pytest.approx(expected, abs=0.05)  # two ways to resize
     assert found["judged"]["mean image"]["psnr_to_mean_image"] is None  # infinite
-    sheet = np.asarray(Image.open(copied / "figures" / "inversion.png"))
+    sheet = np.asarray(Image.open(copied_run / "figures" / "inversion.png"))
     assert sheet.shape[0] > sheet.shape[1] / 2
     assert sheet.std() > 10
-    write_page(reopen(str(copied)))
+    write_page(reopen(str(copied_run)))
     printed = capsys.readouterr().out
     assert "control (client 0)" in printed
     assert f"{found['judged']['client 1']['psnr']:.1f}, {max(found['psnr']):.1f}" in printed
@@ -337,19 +330,19 @@ def test_a_bank_of_tiles_is_not_called_shared_by_nobody(make_task):
 
 
 @pytest.mark.slow
-def test_positive_controls_are_of_few_images_of_the_client(asked, copied):
+def test_positive_controls_are_of_few_images_of_the_client(asked, copied_run):
     """One image by position; a bank of one image, and of four; the client has eight images."""
-    run = reopen(str(copied))
+    run = reopen(str(copied_run))
     invert(run, InversionOptions(images=2, client=1))
     assert [call["discrepancy"] for call in asked] == [as_sets, as_sets, by_position, as_sets, as_sets]
-    found = report(copied)["positive_controls"]
+    found = report(copied_run)["positive_controls"]
     assert [one["control"] for one in found] == [
         "one image, by position",
         "bank of 1 image",
         "bank of 4 images",
     ]
     with torch.no_grad():
-        features = asked[2]["encode"](private(copied, 1).to(run.fabric.device))
+        features = asked[2]["encode"](private(copied_run, 1).to(run.fabric.device))
     assert min(float((one - asked[2]["target"]).abs().max()) for one in features) < 0.05
 
 

@@ -59,25 +59,24 @@ def page_of(run, reviews):
 
 
 @pytest.fixture
-def run(tiny_run, tmp_path):
+def run(copied_run):
     """A copy of the tiny run with predictions, a watch that saw drift, and a detector to try."""
     from helpers.tiny_detector import tiny_detector
 
-    folder = Path(shutil.copytree(tiny_run, tmp_path / "run"))
-    heatmaps = folder / "predictions/heatmaps"
+    heatmaps = copied_run / "predictions/heatmaps"
     heatmaps.mkdir(parents=True)
     rows = ["path,score,p_value,threshold,decision,heatmap"]
     for number, p_value in enumerate((0.5, 0.02, 0.9)):
         Image.fromarray(np.full((32, 32, 3), 60 * number, np.uint8)).save(heatmaps / f"{number}.png")
         rows.append(f"image_{number}.png,{10 - number},{p_value},9,normal,heatmaps/{number}.png")
-    (folder / "predictions/scores.csv").write_text("\n".join(rows) + "\n")
-    watch = folder / "watch/client_0"
+    (copied_run / "predictions/scores.csv").write_text("\n".join(rows) + "\n")
+    watch = copied_run / "watch/client_0"
     watch.mkdir(parents=True)
     (watch / "images.csv").write_text("path,score,p_value,decision\na.png,3,0.5,normal\n")
     summary = {"alarms": [17], "images": 40, "psi": 3, "psi_limit": 2, "ks_p_value": 0.01}
     (watch / "summary.json").write_text(json.dumps(summary))
-    tiny_detector(folder / "export/client_0")
-    return folder
+    tiny_detector(copied_run / "export/client_0")
+    return copied_run
 
 
 def test_every_tab_shows_the_run_and_the_buttons_write_reviews(run, tmp_path):

@@ -242,10 +242,10 @@ def test_an_image_is_decoded_once_for_its_score_and_its_heatmap(tiny_run, photos
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")], ids=["stop", "full"])
 def test_a_call_that_ends_early_tells_what_its_table_holds(
-    tiny_run, photos, tmp_path, monkeypatch, capsys, error
+    copied_run, photos, tmp_path, monkeypatch, capsys, error
 ):
-    run, out = shutil.copytree(tiny_run, tmp_path / "run"), tmp_path / "out"
-    forge_config(run, lambda config: config["evaluation"].update(batch_size=2))
+    out = tmp_path / "out"
+    forge_config(copied_run, lambda config: config["evaluation"].update(batch_size=2))
 
     def draw(path, *args):
         if len(table(out / "scores.csv")) == 2:
@@ -255,7 +255,7 @@ def test_a_call_that_ends_early_tells_what_its_table_holds(
 
     monkeypatch.setattr(prediction, "save_heatmap", draw)
     with pytest.raises((KeyboardInterrupt, UserError)):
-        predict(str(run), str(photos), out=str(out))
+        predict(str(copied_run), str(photos), out=str(out))
     assert len(table(out / "scores.csv")) == 2
     assert "scores.csv: holds 2 of 4 images" in " ".join(capsys.readouterr().err.split())
 
@@ -291,16 +291,15 @@ def test_the_colour_scale_hangs_on_the_threshold_alone(tiny_run, photos, tmp_pat
     assert abs(many - one).max() <= 1  # the last bits of a convolution depend on the batch
 
 
-def test_other_backbone_weights_are_refused(tiny_run, photos, tmp_path):
-    shutil.copytree(tiny_run, tmp_path / "run")
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+def test_other_backbone_weights_are_refused(copied_run, photos, tmp_path):
+    config = yaml.safe_load((copied_run / "config.yaml").read_text())
     config["backbone"]["seed"] = 1
-    forge(tmp_path / "run", "config.yaml", yaml.safe_dump(config))
+    forge(copied_run, "config.yaml", yaml.safe_dump(config))
     message = r"differ from the run's \(random\); give backbone.weights=FILE"
     with pytest.raises(UserError, match=message):
-        predict(str(tmp_path / "run"), str(photos), out=str(tmp_path / "out"))
+        predict(str(copied_run), str(photos), out=str(tmp_path / "out"))
     with pytest.raises(UserError, match=message):
-        evaluate(str(tmp_path / "run"))
+        evaluate(str(copied_run))
     assert not (tmp_path / "out").exists()
 
 
@@ -372,13 +371,12 @@ def test_evaluation_finds_moved_data(tiny_run, tmp_path, roots):
     assert json.loads((tiny_run / "evaluation.json").read_text()) == RunFolder(tiny_run).result()["last"]
 
 
-def test_evaluation_refuses_other_training_images(tiny_run, tmp_path):
-    shutil.copytree(tiny_run, tmp_path / "run")
-    result = RunFolder(tmp_path / "run").result()
+def test_evaluation_refuses_other_training_images(copied_run):
+    result = RunFolder(copied_run).result()
     result["partition"]["counts"][0][0] += 1
-    save_json(tmp_path / "run", "result.json", result)
+    save_json(copied_run, "result.json", result)
     with pytest.raises(UserError, match="not the images that the run was made with"):
-        evaluate(str(tmp_path / "run"))
+        evaluate(str(copied_run))
 
 
 def test_names_that_are_formulas_or_no_text_are_written_safely(tiny_run, tmp_path, monkeypatch, capsys):

@@ -187,7 +187,7 @@ def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_pa
 
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.slow
-def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camera, tmp_path, monkeypatch):
+def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(copied_run, camera, tmp_path, monkeypatch):
     sent = []
 
     def amend(*given):
@@ -195,8 +195,8 @@ def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camer
         return Delivery(None, 0, None)
 
     monkeypatch.setattr(module, "amend", amend)
-    # A copy of its own: beside another test that is at work in the run's folder, nothing is sent yet.
-    run, out = shutil.copytree(tiny_run, tmp_path / "run"), tmp_path / "out"
+    # A copy: beside another test that is at work in the run's folder, nothing is sent yet.
+    run, out = copied_run, tmp_path / "out"
     look(run, camera(9), out)
     assert sent == []
     look(run, camera(2), out)
@@ -277,9 +277,8 @@ def test_a_score_that_is_no_number_is_a_high_one(tiny_run, camera, tmp_path, mon
 @pytest.mark.parametrize(
     ("command", "name"), [(predict, "predictions"), (watch, "watch"), (export, "export")]
 )
-def test_a_run_that_cannot_be_written_to_asks_for_another_folder(tiny_run, camera, tmp_path, command, name):
-    run = shutil.copytree(tiny_run, tmp_path / "run")
-    shutil.rmtree(run / name, ignore_errors=True)  # of other tests
-    (run / name).write_text("")  # no folder: nobody can write below it, root included
+def test_a_run_that_cannot_be_written_to_asks_for_another_folder(copied_run, camera, command, name):
+    shutil.rmtree(copied_run / name, ignore_errors=True)  # of other tests
+    (copied_run / name).write_text("")  # no folder: nobody can write below it, root included
     with pytest.raises(UserError, match=r"cannot be written \(.*\); give out=DIR"):
-        command(str(run), images=str(camera(1)), client=1)
+        command(str(copied_run), images=str(camera(1)), client=1)

@@ -139,13 +139,6 @@ def test_nothing_damaged_is_used_silently(used, expected, tmp_path, capsys, seed
     _compare(used, expected, tmp_path, capsys, file, kind, seed, names)
 
 
-@pytest.fixture
-def planted(tiny_run, tmp_path):
-    """A copy of a complete run, in which somebody may plant something."""
-    shutil.copytree(tiny_run, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def _commands(run):
     images = run.parent / "images"
     images.mkdir(exist_ok=True)
@@ -170,9 +163,9 @@ def _refused(run, command, capsys):
 
 
 @pytest.mark.parametrize("key", ["last", "config", "seconds_per_round"])
-def test_a_complete_run_with_a_result_of_other_kinds_is_one_line(planted, capsys, key):
-    result = json.loads((planted / "result.json").read_text())
-    forge(planted, "result.json", json.dumps({**result, key: 3}))
+def test_a_complete_run_with_a_result_of_other_kinds_is_one_line(copied_run, capsys, key):
+    result = json.loads((copied_run / "result.json").read_text())
+    forge(copied_run, "result.json", json.dumps({**result, key: 3}))
     root = result["config"]["data"]["root"]
     settings = [
         "method=federated_bank",
@@ -181,36 +174,36 @@ def test_a_complete_run_with_a_result_of_other_kinds_is_one_line(planted, capsys
         "cache.enabled=false",
         "data=textures",
     ]
-    said = _refused(planted, ["train", *settings, f"data.root={root}", f"out={planted}"], capsys)
-    assert f"{planted}/result.json does not hold what a run writes" in said
+    said = _refused(copied_run, ["train", *settings, f"data.root={root}", f"out={copied_run}"], capsys)
+    assert f"{copied_run}/result.json does not hold what a run writes" in said
 
 
 @pytest.mark.parametrize("name", ["server.pt", "client_00000.pt", "client_00001.pt"])
-def test_a_planted_checkpoint_runs_no_code(planted, capsys, name):
-    (last,) = (planted / "checkpoints").glob("round_*")
+def test_a_planted_checkpoint_runs_no_code(copied_run, capsys, name):
+    (last,) = (copied_run / "checkpoints").glob("round_*")
     (last / name).unlink()
-    torch.save({"server": Planted(f"touch {planted.parent}/owned"), "history": []}, last / name)
+    torch.save({"server": Planted(f"touch {copied_run.parent}/owned"), "history": []}, last / name)
     meta = json.loads((last / "meta.json").read_text())
     meta["files"][name] = sha256(last / name)
     (last / "meta.json").write_text(json.dumps(meta))
-    commands = [*_commands(planted)]
+    commands = [*_commands(copied_run)]
     # A start takes the server's weights alone, and predict the files of one client.
     chosen = {"server.pt": commands, "client_00000.pt": commands[:1], "client_00001.pt": commands[:1]}[name]
     for command in chosen:
         if command[0] != "privacy":  # refused before: FedDyMem shares no densities
-            assert f"{name}: cannot be read" in _refused(planted, command, capsys)
+            assert f"{name}: cannot be read" in _refused(copied_run, command, capsys)
 
 
 @pytest.mark.parametrize("place", ["task", "backbone", "callbacks", "federation"])
-def test_a_planted_configuration_runs_no_code(planted, capsys, place):
-    config = yaml.safe_load((planted / "config.yaml").read_text())
-    code = {"_target_": "os.system", "command": f"touch {planted.parent}/owned"}
+def test_a_planted_configuration_runs_no_code(copied_run, capsys, place):
+    config = yaml.safe_load((copied_run / "config.yaml").read_text())
+    code = {"_target_": "os.system", "command": f"touch {copied_run.parent}/owned"}
     if place == "callbacks":
         config["callbacks"] = {"mine": code}
     elif place == "federation":
         config["federation"]["channel"]["up"] = code
     else:
         config[place] = {**code, "anything": config[place]}
-    forge(planted, "config.yaml", yaml.safe_dump(config, sort_keys=False))
-    for command in _commands(planted):
-        assert "os.system" in _refused(planted, command, capsys)
+    forge(copied_run, "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    for command in _commands(copied_run):
+        assert "os.system" in _refused(copied_run, command, capsys)

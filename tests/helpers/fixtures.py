@@ -1,6 +1,7 @@
 """Fixtures for all tests: a small task, its images, a complete run."""
 
 import functools
+import shutil
 import warnings
 
 import pytest
@@ -67,6 +68,12 @@ def tiny_run(of_all_workers):
                 warnings.filterwarnings("ignore", message=".*RANDOM weights")
                 train(compose([*settings, f"data.root={home / 'data'}", f"out={home / 'run'}"]), quiet=True)
     return home / "run"
+
+
+@pytest.fixture
+def copied_run(tiny_run, tmp_path):
+    """A copy of the tiny run, which a test may change, as ``run`` in the test's own folder."""
+    return shutil.copytree(tiny_run, tmp_path / "run")
 
 
 @pytest.fixture(scope="session")
