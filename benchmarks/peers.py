@@ -99,9 +99,8 @@ def latency(exported: Path) -> Seconds:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     given = session.get_inputs()[0]
-    count = (
-        given.shape[0] if isinstance(given.shape[0], int) else 1
-    )  # a file may take one size of batch alone
+    # A file may take one size of batch alone.
+    count = given.shape[0] if isinstance(given.shape[0], int) else 1
     image = np.random.default_rng(0).random((count, 3, 224, 224), dtype=np.float32)
     fed = {given.name: image if given.type == "tensor(float)" else (255 * image).astype(np.uint8)}
     for _ in range(2):

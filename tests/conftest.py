@@ -7,9 +7,8 @@ import hypothesis
 
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
 
-os.environ.pop(
-    "FORCE_COLOR", None
-)  # services of CI set it, and commands that tests start would colour their lines
+# Services of CI set it, and commands that tests start would colour their lines.
+os.environ.pop("FORCE_COLOR", None)
 
 # How long an example takes is up to the machine and its load.
 hypothesis.settings.register_profile(

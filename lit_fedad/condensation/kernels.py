@@ -93,9 +93,8 @@ def mean_squared_distance(features: Tensor, times: Tensor) -> float:
     points = features.detach().double()
     centred = points - times @ points / times.sum()
     mean_square = 2 * (times @ centred.square().sum(1)) / (times.sum() - 1)
-    return max(
-        float(mean_square), 1e-30
-    )  # for equal points any bandwidth gives 0, but a bandwidth of 0 gives NaN
+    # For equal points any bandwidth gives 0, but a bandwidth of 0 gives NaN.
+    return max(float(mean_square), 1e-30)
 
 
 def class_mmd(

@@ -49,9 +49,8 @@ def fit_preset(
             composed.backbone = None
         most = composed.pop("most", {})
         settings = {name: OmegaConf.to_container(composed[name]) for name in ("method", "encoder")}
-        asked = tuple(
-            f"{key}." for key in given if "." in key
-        )  # a section that is given counts with its keys
+        # A section that is given counts with its keys.
+        asked = tuple(f"{key}." for key in given if "." in key)
         for key, value in flatten(settings).items():
             word = re.split(r"[._]", key)[-1]
             if word not in most or f"{key}.".startswith(asked):

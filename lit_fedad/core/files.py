@@ -299,9 +299,8 @@ def check_unpacked(path: Path) -> None:
     size, unpacked = path.stat().st_size, sum(entry.file_size for entry in entries)
     if unpacked > size:
         raise ValueError("it is packed")
-    if size > unpacked + _MAX_HEADER_BYTES * (
-        len(entries) + 1
-    ):  # a large sparse file would take hours to hash
+    # A large sparse file would take hours to hash.
+    if size > unpacked + _MAX_HEADER_BYTES * (len(entries) + 1):
         raise ValueError("it has bytes that are of no part of it")
 
 

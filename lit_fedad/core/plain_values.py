@@ -7,9 +7,8 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
-_MAX_DEPTH = (
-    100  # levels of lists and dictionaries: far more than any file has, and readers call themselves by level
-)
+# Levels of lists and dictionaries: far more than any file has, and readers call themselves by level.
+_MAX_DEPTH = 100
 
 
 def plain_json(content: str | bytes) -> Any:

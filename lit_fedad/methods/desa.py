@@ -118,11 +118,8 @@ class DESAClient(FedAvgClient):
         )
         self.anchors_per_class, self.min_class_images, self.batch_size = anchors, min_class_images, batch_size
         self.anchor_weight, self.distillation, self.contrast = anchor_weight, distillation, contrast
-        self.temperature, self.soft_share, self.contrast_temperature = (
-            temperature,
-            soft_share,
-            contrast_temperature,
-        )
+        self.temperature, self.contrast_temperature = temperature, contrast_temperature
+        self.soft_share = soft_share
         self.anchors, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.logits = torch.empty(0, task.classes)
         """The other clients' mean logits of the anchors [A, K] in the last round; empty before round 2."""

@@ -251,11 +251,8 @@ class FedDMServer(CondensedServer):
 
     def __init__(self, client: ImageCondenser, training: CondensedTraining) -> None:
         super().__init__(client, training)
-        self.min_class_images, self.share, self.min_synthetic = (
-            client.min_class_images,
-            client.share,
-            client.min_synthetic,
-        )
+        self.min_class_images = client.min_class_images
+        self.share, self.min_synthetic = client.share, client.min_synthetic
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:

@@ -96,11 +96,8 @@ class FederatedBankClient(FedDyMemClient):
                 raise UserError(
                     "a drawn memory needs a bank and a subspace of sums: give task=memory_bank_sums"
                 )
-        self.slots_from_moments, self.oversampling, self.min_images = (
-            slots_from_moments,
-            oversampling,
-            min_images,
-        )
+        self.slots_from_moments = slots_from_moments
+        self.oversampling, self.min_images = oversampling, min_images
         self.first_vectors = task.slots
         # For data in stages: `sent` are the sums that the client sent last, `past` those of other stages among them
         # (`carried`), and `summed` the stages whose images `sent` holds.

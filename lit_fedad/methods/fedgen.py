@@ -207,10 +207,8 @@ class FedGenServer(CountingServer):
             generator.load_state_dict(self.generator)
             rate = self.learning_rate * _DECAY ** (self.context.round - 1)
             optimizer = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=self.weight_decay)
-            if self.optimizer_state is not None:
-                optimizer.load_state_dict(
-                    deepcopy(self.optimizer_state)
-                )  # the optimiser changes its state in place
+            if self.optimizer_state is not None:  # a copy, because the optimiser changes its state in place
+                optimizer.load_state_dict(deepcopy(self.optimizer_state))
                 optimizer.param_groups[0]["lr"] = rate
             for _ in range(self.steps):
                 labels = present[torch.randint(len(present), (self.batch_size,))].to(self.device)

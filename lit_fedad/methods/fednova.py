@@ -78,9 +78,8 @@ class FedNovaServer(FedAvgServer):
     def validate(self, client_id: int, update: Update) -> None:
         """Checks the length: a client that exaggerates it would move the weights of all too far."""
         length, max_length = float(update.message["length"]), self.max_length_per_image * update.num_samples
-        if (
-            length > max_length * 1.001
-        ):  # the length in a sum of rounded messages may exceed the true one slightly
+        # The length in a sum of rounded messages may exceed the true one slightly.
+        if length > max_length * 1.001:
             raise UserError(
                 f"the client claims a way of {length:g} steps, and its images allow {max_length:g}"
             )

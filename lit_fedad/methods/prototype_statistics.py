@@ -131,10 +131,8 @@ class Statistics(Exchange[Any, Any]):
     name = "statistics"
 
     def __init__(self, first: bool = False) -> None:
-        by_image = (
-            ImagePrototypes if first else _nothing_new
-        )  # under differential privacy there are no stages
-        self.sums = Sums(lambda client: PrototypeSums(), by_image)
+        # Under differential privacy there are no stages.
+        self.sums = Sums(lambda client: PrototypeSums(), ImagePrototypes if first else _nothing_new)
 
 
 class PrototypeStatisticsClient(Client):

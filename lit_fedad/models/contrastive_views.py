@@ -78,9 +78,8 @@ def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Scales the difference of images [B, 3, H, W] in [0, 1] from their mean grey, each by its own factor [B]."""
-    grey = rgb_to_grayscale(
-        images.mean(dim=(2, 3), keepdim=True)
-    )  # it is linear: this is the mean of the grey image
+    # The conversion is linear: this is the mean of the grey image.
+    grey = rgb_to_grayscale(images.mean(dim=(2, 3), keepdim=True))
     return torch.lerp(grey, images, factors[:, None, None, None]).clamp_(0, 1)
 
 

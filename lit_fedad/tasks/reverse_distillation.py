@@ -165,9 +165,8 @@ class Decoder(nn.Module):
         """Computes maps of the given heights and widths, both the finest first."""
         built, current = [], code
         for stage, (height, width) in zip(self.stages, reversed(shapes), strict=True):
-            current = stage(current)[
-                :, :, :height, :width
-            ]  # crops: the backbone rounds up when it halves odd sides
+            # Cropped, since the backbone rounds up when it halves odd sides.
+            current = stage(current)[:, :, :height, :width]
             built.append(current)
         return built[::-1]
 

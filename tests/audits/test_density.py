@@ -47,10 +47,11 @@ def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys, monkeypatc
     assert shared[1:] == [
         f"{result['privacy'][f'shared_raw_{name}']:.3f}" for name in ("r_squared", "r", "corrected")
     ]
+    # Client 0 fails.
     ask = run.federation.ask
     monkeypatch.setattr(
         run.federation, "ask", lambda *given: {c: found for c, found in ask(*given).items() if c != 0}
-    )  # client 0 fails
+    )
     of_others = report_privacy(run.federation, run.data, run.fabric, tmp_path)
     assert of_others.keys() == result["privacy"].keys()
     assert of_others != result["privacy"]

@@ -51,10 +51,8 @@ def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("data", "mean"),
     [
-        (
-            ["data=labelled_csv", "data.root=images"],
-            list(IMAGENET_MEAN),
-        ),  # whose ``normal`` is a list of labels
+        # Its ``normal`` is a list of labels.
+        (["data=labelled_csv", "data.root=images"], list(IMAGENET_MEAN)),
         (["data=mvtec_loco", "data.root=images"], list(IMAGENET_MEAN)),  # of folders
         (["data=semantic_cifar10", "data.root=images"], [0, 0, 0]),  # a section
         (["data=cifar10", "data.root=images"], [0.4914, 0.4822, 0.4465]),

@@ -100,9 +100,8 @@ def test_few_bits_stored_in_sixteen_are_told(tmp_path, shown, form):
 def test_eight_bits_in_sixteen_of_colour_are_told_though_nothing_is_left_of_them():
     picture = decode_upload(tiff(COLOUR.astype(np.uint16), photometric="rgb"), "TIFF", 10_000)
     assert caution(picture)
-    assert (
-        caution(decode_upload(pillow(COLOUR // 32, "PNG"), "PNG", 10_000)) is None
-    )  # a dark picture of 8 bits
+    # A dark picture of 8 bits
+    assert caution(decode_upload(pillow(COLOUR // 32, "PNG"), "PNG", 10_000)) is None
 
 
 def test_twelve_bits_that_the_file_declares_are_the_whole_range(tmp_path):
@@ -255,9 +254,8 @@ def test_small_copies_in_a_tiff_are_no_pages(tmp_path):
         file.write(COLOUR[::-1], photometric="rgb")
     assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif", 0)), COLOUR)
     assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif", 1)), COLOUR[::-1])
-    tifffile.imwrite(
-        tmp_path / "raw.tif", COLOUR, photometric="rgb", subfiletype=1
-    )  # as camera raw files begin
+    # As camera raw files begin
+    tifffile.imwrite(tmp_path / "raw.tif", COLOUR, photometric="rgb", subfiletype=1)
     with pytest.raises(UserError, match="its first page is a small copy"):
         read_picture(tmp_path / "raw.tif")
     tifffile.imwrite(

@@ -44,9 +44,8 @@ from lit_fedad.tracking.reading import tracked_runs
 @pytest.mark.parametrize("method", by_method(["federated_patchcore", *OF_FILES]))
 def test_sites_and_one_process_end_alike(tmp_path, differences, method):
     words = [f"method={method}", *DEBUG]
-    if (
-        method == "feddymem"
-    ):  # to fewer channels one of the products is so unlike the others that its site is left out
+    # To fewer channels one of the products is so unlike the others that its site is left out.
+    if method == "feddymem":
         words.append("backbone=resnet18")
     products = paint(tmp_path)
     plan = Plan(words, NAMES, str(tmp_path / "run"), ("fabric.accelerator=cpu",))

@@ -217,9 +217,8 @@ def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_
     words = rf"20 of the 20 new images of client 0, product {product}, are anomalous .* force=true"
     with pytest.raises(UserError, match=words):
         fold(run, folder, force=False, client=0, product=product)
-    for place, sample in enumerate(
-        desk.textures().train[:15]
-    ):  # each product's own images, by another's name
+    # Each product's own images, by another's name.
+    for place, sample in enumerate(desk.textures().train[:15]):
         pixels = np.asarray(Image.open(sample.path)) // 2 * 2
         named = tmp_path / "misnamed" / {"brick": "grass"}.get(sample.category, "brick")
         named.mkdir(parents=True, exist_ok=True)
@@ -231,9 +230,8 @@ def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_
     assert RunFolder(run).versions() == [0]
     version = fold(run, folder, client=0, product=product)
     assert RunFolder(run).version(None).path == run  # the default is what it was
-    assert {name.split("/")[1] for name in sent[0][1]} == {
-        version.name
-    }  # the run's own numbers are as they were
+    # The run's own numbers are as they were.
+    assert {name.split("/")[1] for name in sent[0][1]} == {version.name}
     said = capsys.readouterr().out
     assert f"product {product}: 20 before, " in said
     assert f"lit-fedad update run={run} default={version.name}" in said
@@ -244,9 +242,8 @@ def test_a_forced_product_is_added_however_far_it_lies_and_others_after_it_as_ev
     run = desk.train("run", *BANK, clients=[list(range(5)), list(range(5, 10)), list(range(10, 15))])
     folder = tmp_path / "new"
     folder.mkdir()
-    for number in range(
-        6
-    ):  # like each other and nothing else: a client that held these alone would be left out
+    # Like each other and nothing else: a client that held these alone would be left out.
+    for number in range(6):
         pixels = np.full((64, 64, 3), (255, 0, 0), np.uint8)
         pixels[number] = 0
         Image.fromarray(pixels).save(folder / f"{number}.png")

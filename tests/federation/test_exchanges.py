@@ -144,9 +144,8 @@ def test_participants_of_a_round_are_those_of_all_its_exchanges(spread):
     for report in history:
         visited = [(e, c) for r, e, c, _ in federation.received if r == report.round]
         assert [c for e, c in visited if e == 1] == report.participants
-        assert [c for e, c in visited if e == 0][
-            -3:
-        ] == report.participants  # the first come from an evaluation
+        # The first come from an evaluation.
+        assert [c for e, c in visited if e == 0][-3:] == report.participants
     assert len({tuple(report.participants) for report in history}) > 1
 
 

@@ -127,9 +127,8 @@ def test_nothing_to_play_is_refused_at_once(toy):
 
 def test_a_model_that_round_1_alone_makes_takes_a_round(toy, monkeypatch):
     federation = toy()
-    monkeypatch.setattr(
-        type(federation.server), "broadcast", lambda self, client: {}
-    )  # nothing to predict with
+    # There is nothing to predict with.
+    monkeypatch.setattr(type(federation.server), "broadcast", lambda self, client: {})
     federation.rounds = 0
     with pytest.raises(
         UserError, match="^rounds=0: this method has no model before round 1; give at least 1$"

@@ -44,9 +44,8 @@ def test_the_contrast_by_hand():
     assert found.item() == pytest.approx((2 * first + third + fourth) / 4, rel=1e-6)
     alone = supervised_contrast(features[:3], torch.tensor([0, 0, 1]), 0.5)
     assert alone.item() == pytest.approx(2 * -np.log(e(2) / (e(2) + e(0))) / 3, rel=1e-6)
-    three = supervised_contrast(
-        features, torch.tensor([0, 0, 1, 0]), 0.5
-    )  # two others of the class each: their mean
+    # Two others of the class each: their mean.
+    three = supervised_contrast(features, torch.tensor([0, 0, 1, 0]), 0.5)
     first, fourth = (
         -np.log(e(2 - 2) / (e(2) + e(0) + e(-2)) ** 2) / 2,
         -np.log(e(-4) / (e(0) + 2 * e(-2)) ** 2) / 2,

@@ -73,11 +73,8 @@ def test_the_automatic_rate_is_what_each_client_can_promise():
     few, many = (ScoreCounts.of(COARSE.repeat(5)[:n]) for n in (4, 120))
     clients = {0: {"nut": few, "bolt": few}, 1: {"nut": many}, 2: {}}
     own, shared = (Calibration(clients, shared=shared) for shared in (False, True))
-    assert [own.rule(client, "auto").alpha for client in clients] == [
-        0.112,
-        0.01,
-        0.01,
-    ]  # 1 / (8 + 1), up to three digits
+    # The first is 1 / (8 + 1), up to three digits.
+    assert [own.rule(client, "auto").alpha for client in clients] == [0.112, 0.01, 0.01]
     assert [shared.rule(client, "auto").alpha for client in clients] == [0.01] * 3  # 128 scores
     assert [own.rule(client, 0.3).alpha for client in clients] == [0.3] * 3
     # Of a product with too few scores those of all products decide, at the same rate; who has none decides nothing.

@@ -198,9 +198,8 @@ def test_fedvck_s_numbers_are_those_of_the_paper_s_text(name):
         rows = {column: [row.paper[column] for row in table.rows] for column in table.columns}
     else:
         rows = {row.label: [row.paper.get(column) for column in table.columns] for row in table.rows}
-    if (
-        name == "fedvck_14"
-    ):  # one half of the columns below the other; labels are formulas in it and in Table 4
+    # One half of the columns below the other; labels are formulas in it and in Table 4.
+    if name == "fedvck_14":
         rows = {f"{label}{half}": n[4 * half :][:4] for label, n in rows.items() for half in (0, 1)}
     for label, numbers in rows.items():
         texts = [f"{number[0]:.2f}" if number else "OOM" for number in numbers]  # out of memory

@@ -21,10 +21,8 @@ def test_drift_is_drawn_over_the_images_beside_the_limit_of_an_alarm():
     assert lines(share)["expected without drift"][1] == [0.2, 0.2]
     drawn = lines(over)
     assert drawn["test martingale"] == ([1, 2, 3, 4], [0.0, 1.0, 2.0, 1.5])
-    assert drawn["Shiryaev-Roberts statistic"] == (
-        [1, 2, 3, 4],
-        pytest.approx([-1, 1, 3, 0]),
-    )  # of 0 none is drawn
+    # Of 0 none is drawn.
+    assert drawn["Shiryaev-Roberts statistic"] == ([1, 2, 3, 4], pytest.approx([-1, 1, 3, 0]))
     assert drawn["alarm: at most one in 100 images without drift"][1] == [2, 2]
     assert drawn["alarms"][0] == [3, 3]
     assert over.get_xlim() == (0, 4)

@@ -228,9 +228,8 @@ def test_a_review_says_what_may_vary_and_which_word_is_no_setting(files):
     lines = review(varies, Offer(["method=federated_bank", *SMALL])).lines
     assert "Settings that may change without another approval: seed." in lines
     assert any("'batch_sise', which is no setting" in line and "mean 'batch_size'?" in line for line in lines)
-    assert any(
-        "'task', which is no setting" in line for line in lines
-    )  # a section, whose settings stay bound
+    # It is a section, whose settings stay bound.
+    assert any("'task', which is no setting" in line for line in lines)
 
 
 def test_an_approval_is_also_one_of_sums_over_more_images():

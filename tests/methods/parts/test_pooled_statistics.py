@@ -26,11 +26,8 @@ def test_statistics_of_more_vectors_than_the_images_have_are_refused():
 @pytest.mark.parametrize(
     ("count", "quantiles", "said"),
     [
-        (
-            97,
-            [0.0, 1.0, 1.0],
-            "counts 97 vectors, but its images have 96",
-        ),  # 2 images x 16 patches x 3 neighbours
+        # 2 images x 16 patches x 3 neighbours
+        (97, [0.0, 1.0, 1.0], "counts 97 vectors, but its images have 96"),
         (96, [0.0, 2.0, 1.0], "quantiles do not ascend"),
     ],
 )
