@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.pictures import write_dicom
 from helpers.refusals import refusal
 
 from lit_fedad.core import extras
@@ -19,24 +20,8 @@ STORED = np.array([[0, 100, 200], [300, 1000, 4095]], np.uint16)
 
 
 def write(path, pixels=STORED, bits=12, **words):
-    """A secondary capture of 16 bits a pixel, with further words as given."""
-    from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
-
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    file = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    file.Rows, file.Columns = pixels.shape
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit = 16, bits, bits - 1
-    file.PixelRepresentation = int(pixels.dtype == np.int16)
-    file.PixelData = pixels.tobytes()
-    for name, value in words.items():
-        setattr(file, name, value)
-    file.save_as(path, enforce_file_format=True)
+    """A file with further words as given."""
+    write_dicom(path, pixels, bits, **words)
     return path
 
 

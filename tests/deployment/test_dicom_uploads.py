@@ -4,13 +4,14 @@ import zlib
 
 import numpy as np
 import pytest
+from helpers.pictures import write_dicom
 
 from lit_fedad.data import dicom
 from lit_fedad.data.dicom import read_dicom
 from lit_fedad.deployment import uploads
 from lit_fedad.deployment.uploads import RefusedError, image_format, read_upload
 
-pydicom = pytest.importorskip("pydicom")
+pytest.importorskip("pydicom")
 
 NATIVE = "1.2.840.10008.1.2.1"
 HEAD = b"\0" * 128 + b"DICM"
@@ -19,19 +20,7 @@ STORED = np.arange(48, dtype=np.uint16).reshape(6, 8) * 80
 
 def write(path, syntax=NATIVE, **words):
     """A grey file of 12 bits a pixel with a window, and further words as given."""
-    meta = pydicom.dataset.FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = "1.2.840.10008.5.1.4.1.1.7", "1.2.3"
-    meta.TransferSyntaxUID = NATIVE
-    file = pydicom.dataset.FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    file.Rows, file.Columns = STORED.shape
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 12, 11, 0
-    file.WindowCenter, file.WindowWidth = 1900, 2000
-    file.PixelData = STORED.tobytes()
-    for name, value in words.items():
-        setattr(file, name, value)
-    file.save_as(path, enforce_file_format=True)
+    write_dicom(path, STORED, 12, **{"WindowCenter": 1900, "WindowWidth": 2000, **words})
     known, other = (uid.encode() + b"\0" * (len(uid) % 2) for uid in (NATIVE, syntax))
     lengths = [b"UI" + len(uid).to_bytes(2, "little") for uid in (known, other)]
     return path.read_bytes().replace(lengths[0] + known, lengths[1] + other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,19 +161,26 @@ def tiff(frames: list[np.ndarray], turn: int, photometric: str | None = None, **
 
 
 def dicom(frames: list[np.ndarray], turn: int) -> bytes:
-    """Writes frames as a secondary capture."""
-    pydicom = pytest.importorskip("pydicom")
-    file = pydicom.Dataset()
-    file.file_meta = pydicom.dataset.FileMetaDataset()
-    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    file.SOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
-    file.SOPInstanceUID = file.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
-    file.file_meta.MediaStorageSOPClassUID = file.SOPClassUID
-    (file.Rows, file.Columns), file.NumberOfFrames = frames[0].shape, len(frames)
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated = file.BitsStored = bits = 8 * frames[0].itemsize
-    file.HighBit, file.PixelRepresentation = bits - 1, 0
-    file.PixelData = np.stack(frames).tobytes()
+    """Writes frames by `write_dicom`."""
     content = BytesIO()
-    file.save_as(content, enforce_file_format=True)
+    write_dicom(content, np.stack(frames), NumberOfFrames=len(frames))
     return content.getvalue()
+
+
+def write_dicom(file: Path | BytesIO, pixels: np.ndarray, bits: int | None = None, **words) -> None:
+    """Writes one grey frame or several as a secondary capture, with further words as given."""
+    pydicom = pytest.importorskip("pydicom")
+    data = pydicom.Dataset()
+    data.file_meta = pydicom.dataset.FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    data.SOPClassUID = data.file_meta.MediaStorageSOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
+    data.SOPInstanceUID = data.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    data.Rows, data.Columns = pixels.shape[-2:]
+    data.SamplesPerPixel, data.PhotometricInterpretation = 1, "MONOCHROME2"
+    data.BitsAllocated = 8 * pixels.itemsize
+    data.BitsStored = bits or data.BitsAllocated
+    data.HighBit, data.PixelRepresentation = data.BitsStored - 1, int(pixels.dtype.kind == "i")
+    data.PixelData = pixels.tobytes()
+    for name, value in words.items():
+        setattr(data, name, value)
+    data.save_as(file, enforce_file_format=True)
