@@ -1,10 +1,10 @@
 """Folders: which files are images, and what is left out is counted and named."""
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.images import pillow
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
@@ -12,9 +12,7 @@ from lit_fedad.data.image_files import LeftOut, find_images, image_suffixes, ima
 
 
 def picture(form):
-    file = BytesIO()
-    Image.new("RGB", (4, 4)).save(file, form)
-    return file.getvalue()
+    return pillow(Image.new("RGB", (4, 4)), form)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.images import pillow, tiff
 from helpers.pictures import PILLOW_13
 from helpers.refusals import refusal
 from PIL import Image
@@ -14,24 +15,12 @@ from lit_fedad.data.image_files import LeftOut
 from lit_fedad.data.masks import find_masks, mask_lines, measure, read_marks, resized_marks
 from lit_fedad.data.transform import ImageTransform
 
-tifffile = pytest.importorskip("tifffile")
+pytest.importorskip("tifffile")
 
 MARKED = np.zeros((32, 48), bool)
 MARKED[5:19, 11:30] = True
 ONE = MARKED.astype(np.uint8)
 FULL = ONE * 255
-
-
-def pillow(pixels, form="PNG", **options):
-    file = BytesIO()
-    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(file, form, **options)
-    return file.getvalue()
-
-
-def tiff(pixels, **options):
-    file = BytesIO()
-    tifffile.imwrite(file, pixels, **options)
-    return file.getvalue()
 
 
 def palette(*colours, indices=ONE):

@@ -152,7 +152,7 @@ def test_encoded_images_are_turned_and_lie_on_white_as_files_do(tmp_path):
 
 def test_jpeg_bytes_come_out_as_pillow_decodes_them(tmp_path):
     smooth = np.linspace(0, 255, 16 * 16 * 3).reshape(1, 16, 16, 3).astype(np.uint8)
-    part = encoded(smooth, format="JPEG", quality=95)
+    part = encoded(smooth, "JPEG", quality=95)
     np.savez(tmp_path / "a.npz", **part, labels=np.zeros(1, int))
     images = packed(tmp_path, "a.npz", "a.npz")
     expected = np.array(Image.open(io.BytesIO(part["jpeg"].tobytes())))

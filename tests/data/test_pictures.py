@@ -6,6 +6,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
+from helpers.images import pillow, tiff
 from helpers.pictures import files_of, picture
 from helpers.refusals import refusal
 from PIL import Image
@@ -27,25 +28,11 @@ WIDE = GREY.astype(np.uint16) * 257
 WIDE_COLOUR = COLOUR.astype(np.uint16) * 257
 
 
-def pillow(pixels, form, mode=None, **options):
-    file = BytesIO()
-    image = Image.fromarray(pixels)
-    (image if mode is None else image.convert(mode)).save(file, form, **options)
-    return file.getvalue()
-
-
-def tiff(pixels, **options):
-    file = BytesIO()
-    tifffile.imwrite(file, pixels, **options)
-    return file.getvalue()
-
-
 def black_and_white():
     """A BMP file with a byte a pixel and a palette of two colours."""
-    file, image = BytesIO(), Image.frombytes("P", GREY.shape[::-1], (GREY > 99).tobytes())
+    image = Image.frombytes("P", GREY.shape[::-1], (GREY > 99).tobytes())
     image.putpalette([0, 0, 0, 255, 255, 255])
-    image.save(file, "BMP")
-    return file.getvalue()
+    return pillow(image, "BMP")
 
 
 @pytest.mark.parametrize("page", [None, 0, 1])

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.images import pillow
 from helpers.tiny_detector import SIDE, THRESHOLD, tiny_detector
 from PIL import Image
 
@@ -39,9 +40,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
 
 def png(pixels=PIXELS, form="PNG"):
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, form)
-    return file.getvalue()
+    return pillow(pixels, form)
 
 
 def claiming(width, height):
@@ -203,13 +202,9 @@ def test_a_request_is_a_line(detector):
 
 
 def test_sixteen_bits_and_transparency_are_read_as_in_training():
-    file = BytesIO()
-    Image.fromarray(np.full((4, 4), 65535, np.uint16)).save(file, "PNG")
-    assert np.asarray(read_upload(file.getvalue(), 100)).min() == 255
-    file = BytesIO()
-    Image.fromarray(np.ones((4, 4), np.float32)).save(file, "TIFF")
+    assert np.asarray(read_upload(png(np.full((4, 4), 65535, np.uint16)), 100)).min() == 255
     with pytest.raises(RefusedError, match="float or 32-bit"):
-        read_upload(file.getvalue(), 100)
+        read_upload(png(np.ones((4, 4), np.float32), "TIFF"), 100)
     half = png(np.full((4, 4, 4), (0, 0, 0, 102), np.uint8))
     assert np.asarray(read_upload(half, 100)).min() == 153
     with pytest.raises(RefusedError, match="transparent"):

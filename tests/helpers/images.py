@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from lit_fedad.data.sample import ImageSet, Sample
@@ -28,13 +29,24 @@ def picture(path: Path, value: int | tuple[int, int, int] = 90, size=(16, 12), m
     image.save(path)
 
 
-def encoded(images: np.ndarray, **options) -> dict[str, np.ndarray]:
+def pillow(pixels: np.ndarray | Image.Image, form: str = "PNG", mode: str | None = None, **options) -> bytes:
+    """Encodes an image by Pillow."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    file = io.BytesIO()
+    (image if mode is None else image.convert(mode)).save(file, form, **options)
+    return file.getvalue()
+
+
+def tiff(pixels: np.ndarray, **options) -> bytes:
+    """Encodes an image by tifffile."""
+    file = io.BytesIO()
+    pytest.importorskip("tifffile").imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+def encoded(images: np.ndarray, form: str = "PNG", **options) -> dict[str, np.ndarray]:
     """Encodes images one after another, under the keys of a packed file; PNG keeps the pixels to compare with."""
-    files = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, **{"format": "PNG", **options})
-        files.append(buffer.getvalue())
+    files = [pillow(image, form, **options) for image in images]
     return {
         "jpeg": np.frombuffer(b"".join(files), np.uint8),
         "offsets": np.cumsum([0, *map(len, files)]),
