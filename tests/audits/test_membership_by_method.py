@@ -27,16 +27,25 @@ def textures(tmp_path_factory):
     return (*SMALL, "data.size=64", f"data.root={home / 'data'}", f"cache.folder={home / 'cache'}")
 
 
+def attack(folder, *overrides, **options):
+    """Trains a run in a folder, attacks it, and returns what is written of the attack."""
+    train(compose([*overrides, f"out={folder}"]), quiet=True)
+    return infer(reopen(str(folder)), LiraOptions(shadows=6, **options)).content
+
+
+def reports_of(content):
+    """What an attack says, by the side and the statistic."""
+    return {f"{found['side']} {found['statistic']}": found["report"] for found in content["findings"]}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
-    findings = infer(reopen(str(tiny_run)), LiraOptions(shadows=6, share=1.0, out=str(tmp_path))).content[
-        "findings"
-    ]
-    named = {f"{found['side']} {found['statistic']}" for found in findings}
+    content = infer(reopen(str(tiny_run)), LiraOptions(shadows=6, share=1.0, out=str(tmp_path))).content
+    named = reports_of(content).keys()
     assert {"sent bank: mean distance", "sent moments: largest residual", "sent all", "received all"} <= named
     assert {"sent bank: together", "received bank: together", "received subspace: mean residual"} <= named
-    assert all(0 <= found["report"]["auc"]["value"] <= 1 for found in findings)
+    assert all(0 <= found["report"]["auc"]["value"] <= 1 for found in content["findings"])
 
 
 @pytest.mark.slow
@@ -44,8 +53,7 @@ def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
 def test_of_summed_uploads_the_sum_is_attacked(tmp_path, textures):
     overrides = ["method=federated_subspace", *textures]
     overrides += ["federation=secure", "partition=iid", "partition.clients=3"]
-    train(compose([*overrides, f"out={tmp_path / 'run'}"]), quiet=True)
-    infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
+    attack(tmp_path / "run", *overrides, share=1.0)
     written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
     assert written["uploads"] == "their sum"
     assert {found["side"] for found in written["findings"]} == {"sent", "received"}
@@ -58,9 +66,7 @@ def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, textures, where
     overrides = ["method=federated_subspace", *textures]
     overrides += [f"federation/privacy={where}", "federation.privacy.epsilon=1e6", "calibration.share=0"]
     overrides += ["partition=iid", "partition.clients=3"] + ["federation=secure"] * (where == "distributed")
-    train(compose([*overrides, f"out={tmp_path / 'run'}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content["findings"]
-    named = {f"{found['side']} {found['statistic']}": found["report"] for found in findings}
+    named = reports_of(attack(tmp_path / "run", *overrides, share=1.0))
     assert {"sent sum: product with the sum", "sent sum: 3 exchanges", "received all"} <= named.keys()
     # With hardly any noise the products, of which every image's own length is a part, tell who was there.
     assert named["sent all"]["auc"]["low"] > named["sent all"]["auc"]["chance_high"]
@@ -82,8 +88,7 @@ def test_fedavg_shares_no_bank_to_score_with(tmp_path, textures):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_methods_that_share_weights(tmp_path, method):
-    train(compose([*TINY, f"method={method}", "rounds=2", f"out={tmp_path}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6)).content["findings"]
+    findings = attack(tmp_path, *TINY, f"method={method}", "rounds=2")["findings"]
     assert set(findings[-1]["report"]["clients"]) == {0, 1}
 
 
@@ -96,9 +101,8 @@ CLASSES = ("data=motif_classes", "data.train_per_class=8", "features=frozen", "t
 def test_class_means_of_frozen_features_tell_who_is_in_them(tmp_path, federation):
     overrides = ["method=prototype_statistics", "experiment=cifar10", *CLASSES, *SMALL]
     overrides += [f"federation={federation}", "partition.clients=3", f"cache.folder={tmp_path / 'cache'}"]
-    train(compose([*overrides, f"out={tmp_path / 'run'}"]), quiet=True)
-    content = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content
-    named = {f"{found['side']} {found['statistic']}": found["report"] for found in content["findings"]}
+    content = attack(tmp_path / "run", *overrides, share=1.0)
+    named = reports_of(content)
     assert {"sent moments: Mahalanobis distance", "received all"} <= named.keys()
     for name in ("sent prototypes: prototype score", "sent all"):
         assert named[name]["auc"]["low"] > named[name]["auc"]["chance_high"]
@@ -109,9 +113,9 @@ def test_class_means_of_frozen_features_tell_who_is_in_them(tmp_path, federation
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def test_prototypes_of_trained_features_tell_who_is_in_them(tmp_path):
     overrides = ["method=gldp", "experiment=gldp_frozen", *CLASSES, *SMALL]
-    train(compose([*overrides, f"cache.folder={tmp_path / 'cache'}", f"out={tmp_path / 'run'}"]), quiet=True)
-    content = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content
-    named = {f"{found['side']} {found['statistic']}": found["report"] for found in content["findings"]}
+    overrides += [f"cache.folder={tmp_path / 'cache'}"]
+    content = attack(tmp_path / "run", *overrides, share=1.0)
+    named = reports_of(content)
     for name in ("sent prototypes: prototype score", "sent all"):
         assert named[name]["auc"]["low"] > named[name]["auc"]["chance_high"]
     assert content["not_read"] == []
@@ -120,19 +124,15 @@ def test_prototypes_of_trained_features_tell_who_is_in_them(tmp_path):
 @pytest.mark.slow
 def test_what_no_statistic_reads_of_uploads_is_named(tmp_path):
     """FedMix's mean images: the weights that are attacked say nothing of them."""
-    train(compose([*TINY, "method=fedmix", "rounds=1", f"out={tmp_path}"]), quiet=True)
-    content = infer(reopen(str(tmp_path)), LiraOptions(shadows=6)).content
+    content = attack(tmp_path, *TINY, "method=fedmix", "rounds=1")
     assert content["not_read"] == ["averages: mean_images, mean_labels"]
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
-    overrides = ["method=fedvck_sums", *SMALL, f"out={tmp_path}"]
-    train(compose(overrides), quiet=True)
-    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0)).content["findings"]
-    named = {f"{found['side']} {found['statistic']}" for found in findings}
-    assert {"sent sum: product with the sum", "received all"} <= named
+    named = reports_of(attack(tmp_path, "method=fedvck_sums", *SMALL, share=1.0))
+    assert {"sent sum: product with the sum", "received all"} <= named.keys()
 
 
 @pytest.mark.slow
@@ -140,8 +140,7 @@ def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
 def test_some_clients_in_some_rounds(tmp_path):
     """The same clients upload last in every shadow run."""
     some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4", "data.train_per_class=8")
-    train(compose([*TINY, *OVERFIT, *some, f"out={tmp_path}"]), quiet=True)
-    infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0))
+    attack(tmp_path, *TINY, *OVERFIT, *some, share=1.0)
     seen = [torch.load(file)["seen"]["sent"] for file in sorted(tmp_path.rglob("seen.pt"))]
     uploaded = [{exchange: sorted(clients) for exchange, clients in one.items()} for one in seen]
     assert all(one == uploaded[0] for one in uploaded)
@@ -165,8 +164,7 @@ def test_images_that_come_task_after_task(tmp_path, spy):
         *("method.client.base_epochs=2", "method.client.head_epochs=3", "encoder.channels=4"),
         *("evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),
     ]
-    train(compose([*stream, f"out={tmp_path}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0)).content["findings"]
+    findings = attack(tmp_path, *stream, share=1.0)["findings"]
     assert set(findings[-1]["report"]["clients"]) == {0, 1}
     tasks = json.loads((tmp_path / "partition.json").read_text())["stages"]
     attacked = reopen(str(tmp_path))

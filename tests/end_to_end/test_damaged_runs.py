@@ -9,14 +9,12 @@ import random
 import shutil
 
 import pytest
-import torch
 import yaml
-from helpers.damage import DAMAGES, Planted, damage, forge
+from helpers.damage import DAMAGES, damage, forge, plant
 from helpers.refusals import refusal
 
 from lit_fedad.cli.main import main
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import sha256
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.experiment.run_folder import RunFolder
 
@@ -181,11 +179,7 @@ def test_a_complete_run_with_a_result_of_other_kinds_is_one_line(copied_run, cap
 @pytest.mark.parametrize("name", ["server.pt", "client_00000.pt", "client_00001.pt"])
 def test_a_planted_checkpoint_runs_no_code(copied_run, capsys, name):
     (last,) = (copied_run / "checkpoints").glob("round_*")
-    (last / name).unlink()
-    torch.save({"server": Planted(f"touch {copied_run.parent}/owned"), "history": []}, last / name)
-    meta = json.loads((last / "meta.json").read_text())
-    meta["files"][name] = sha256(last / name)
-    (last / "meta.json").write_text(json.dumps(meta))
+    plant(last, name, f"touch {copied_run.parent}/owned")
     commands = [*_commands(copied_run)]
     # A start takes the server's weights alone, and predict the files of one client.
     chosen = {"server.pt": commands, "client_00000.pt": commands[:1], "client_00001.pt": commands[:1]}[name]

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers.damage import DAMAGES, Planted, damage
+from helpers.damage import DAMAGES, damage, plant
 from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
@@ -79,11 +79,7 @@ def test_a_checkpoint_under_another_round_is_refused(toy, saved):
 @pytest.mark.parametrize("name", ["server.pt", "client_00001.pt"])
 def test_a_planted_file_runs_no_code(toy, saved, tmp_path, name):
     """Also where whoever planted it wrote down its hash."""
-    (saved / name).unlink()
-    torch.save({"server": Planted(f"touch {tmp_path}/owned"), "history": []}, saved / name)
-    meta = json.loads((saved / "meta.json").read_text())
-    meta["files"][name] = sha256(saved / name)
-    (saved / "meta.json").write_text(json.dumps(meta))
+    plant(saved, name, f"touch {tmp_path}/owned")
     with refusal(f"{name}: cannot be read") as caught:
         toy(rounds=3).run()
     assert "weights_only" not in str(caught.value)

@@ -76,6 +76,15 @@ def forge_state(run: Path, name: str, change) -> None:
     _sign(run, lambda meta: meta["identity"])
 
 
+def plant(checkpoint: Path, name: str, command: str) -> None:
+    """Puts code in the place of a file of a checkpoint, and its hash where that of the file was."""
+    (checkpoint / name).unlink()  # else a hard link would be changed with it
+    torch.save({"server": Planted(command), "history": []}, checkpoint / name)
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    meta["files"][name] = sha256(checkpoint / name)
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
+
+
 def _sign(run: Path, identity_of) -> None:
     (path,) = run.glob("checkpoints/round_*/meta.json")
     meta = json.loads(path.read_text())

@@ -51,6 +51,11 @@ def loader(labels, seed: int = 0, side: int = 8) -> DataLoader:
     return DataLoader(rows, batch_size=4)
 
 
+def data_of() -> dict[int, DataLoader]:
+    """Two clients, who have only the second class in common."""
+    return {0: loader([0, 0, 0, 1, 1]), 1: loader([1, 2, 2, 2], seed=1)}
+
+
 def upload(labels, seed: int = 0, side: int = 8) -> dict[str, torch.Tensor]:
     """What a client might send: labels ascending, images noise."""
     classes, counts = torch.tensor(labels, dtype=torch.int64).unique(return_counts=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.feddm import loader, make
+from helpers.feddm import data_of, make
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
@@ -28,10 +28,6 @@ def uploads(server: DFRDServer) -> dict[int, Update]:
         i: Update({**{name: model[name].clone() for name in server.weights}, COUNTS: count}, 6)
         for i, (model, count) in enumerate(zip(others, counts, strict=True))
     }
-
-
-def data_of():
-    return {0: loader([0, 0, 0, 1, 1]), 1: loader([1, 2, 2, 2], seed=1)}
 
 
 def test_disagreement_and_diversity_by_hand():

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from helpers.feddm import FABRIC, loader, make
+from helpers.feddm import FABRIC, data_of, loader, make
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
@@ -23,10 +23,6 @@ def client_of(round: int = 2, **settings) -> FedGANClient:
     client.context = Context(0, round, 0)
     client.task.augment = False
     return client
-
-
-def data_of():
-    return {0: loader([0, 0, 0, 1, 1]), 1: loader([1, 2, 2, 2], seed=1)}
 
 
 @pytest.mark.parametrize(("side", "weights"), [(8, 8), (28, 32), (64, 64)])

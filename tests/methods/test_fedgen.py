@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.feddm import loader, make
+from helpers.feddm import data_of, loader, make
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
@@ -31,10 +31,6 @@ def client_of(round: int = 2, **settings) -> FedGenClient:
     client.on_train_start()
     client.on_train_epoch_start()
     return client
-
-
-def data_of():
-    return {0: loader([0, 0, 0, 1, 1]), 1: loader([1, 2, 2, 2], seed=1)}
 
 
 def test_the_client_s_loss_by_hand():
