@@ -1,7 +1,6 @@
 """Who is refused at the open port of a coordinator, and by which line: against a SuperLink behind it, on loopback."""
 
 import shutil
-import socket
 import ssl
 import subprocess
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ pytest.importorskip("flwr")
 
 import httpx
 from cryptography import x509
+from helpers.ports import free_ports
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import coordinator, fleet
@@ -27,10 +27,7 @@ QUIET = Display(quiet=True)
 def opened(tmp_path_factory):
     """A coordinator whose port is open, with two enrolled sites that do not run; and keys of two strangers."""
     folder = tmp_path_factory.mktemp("refused")
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    port, link = (one.getsockname()[1] for one in held)
-    for one in held:
-        one.close()
+    port, link = free_ports()
     given = {"host": "127.0.0.1", "port": port, "link": link, "overrides": ["method=fedavg"]}
     fed = FederationFolder.create(folder / "fed", sites=["north", "east"], **given)
     for name in ("north", "east", "stranger", "second"):

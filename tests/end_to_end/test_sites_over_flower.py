@@ -5,7 +5,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from helpers.class_sites import (
     semantic_data,
     words_of,
 )
+from helpers.ports import free_ports
 from helpers.sites import DEBUG, NAMES, OF_FILES, OPEN, paint, told
 
 pytest.importorskip("flwr")
@@ -51,14 +51,6 @@ def command(*words):
         "args": [sys.executable, "-W", "ignore", "-m", "lit_fedad", *map(str, words)],
         "env": environment,
     }
-
-
-def free_ports():
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    numbers = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return numbers
 
 
 def file_data(root):

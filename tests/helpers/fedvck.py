@@ -4,10 +4,10 @@ from functools import partial
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
-from torch.utils.data import DataLoader
 
+from helpers import feddm
 from helpers.encoder import Encoder
+from helpers.feddm import FABRIC, MEAN, STD
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Update
@@ -16,8 +16,6 @@ from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
 from lit_fedad.tasks.classifier import Classifier
 
 K, WIDTH = 4, Encoder.num_features
-MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
-FABRIC = Fabric(accelerator="cpu", devices=1)
 
 CLIENT = {
     "condensation": Condensation(2, batch=4),
@@ -31,9 +29,10 @@ CLIENT = {
 
 SERVER = {"training": CondensedTraining(2, 4), "negatives": 2, "head_width": 4}
 
-mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-
 nearly = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
+
+loader = partial(feddm.loader, brighter=lambda image, k: image[:, :, 2 * k : 2 * k + 2])
+"""Noise; an image of class k is brighter in its k-th quarter."""
 
 
 def make(seed: int = 0) -> Classifier:
@@ -44,19 +43,6 @@ def make(seed: int = 0) -> Classifier:
         task.encoder.norm.running_mean.normal_()
         task.encoder.norm.running_var.uniform_(0.5, 2)
         return task
-
-
-def loader(labels, seed: int = 0, side: int = 8) -> DataLoader:
-    """Noise; an image of class k is brighter in its k-th quarter."""
-    draw = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 156, (len(labels), 3, side, side), generator=draw) / 255
-    for image, label in zip(pixels, labels, strict=True):
-        image[:, :, 2 * label : 2 * label + 2] += 100 / 255
-    rows = [
-        {"image": image, "label": label, "index": place}
-        for place, (image, label) in enumerate(zip((pixels - mean) / std, labels, strict=True))
-    ]
-    return DataLoader(rows, batch_size=4)
 
 
 def upload(labels, seed: int = 0, size: int = 10) -> Update:

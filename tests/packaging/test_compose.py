@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 SITES = ("north", "east", "south")
@@ -85,10 +85,7 @@ def start(services, tmp_path, request):
     """Starts a service's command in a folder of its own, again and again until it succeeds, as compose does."""
     programs = request.param(tmp_path / "environment")
     (tmp_path / "enrol").mkdir()
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    port, link = (one.getsockname()[1] for one in held)
-    for one in held:
-        one.close()
+    port, link = free_ports()
     here = {
         "ENROL": tmp_path / "enrol",
         "HOST": "127.0.0.1",

@@ -11,7 +11,6 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 import psutil
 import yaml
 
+from helpers.ports import free_ports
 from helpers.site_faults.campaign import outcome
 from helpers.site_faults.relay import Relay
 from helpers.sites import DEBUG, HERE, NAMES, OPEN, Here, paint, three_sites
@@ -106,8 +106,7 @@ class Machine:
     def make(self) -> None:
         """Makes the folders of the coordinator and of the sites."""
         paint(self.folder)
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-            port, link = one.getsockname()[1], two.getsockname()[1]
+        port, link = free_ports()
         FederationFolder.create(
             self.fed, host="127.0.0.1", port=port, link=link, sites=list(self.names), timeout=400.0,
             overrides=[f"method={self.played.method}", *_GIVEN], own=[*HERE, "tracking=off"],

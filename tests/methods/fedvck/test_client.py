@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.fedvck import CLIENT, FABRIC, features, logits_of, make, mean, nearly, piles_of, std
+from helpers.feddm import mean, std
+from helpers.fedvck import CLIENT, FABRIC, features, logits_of, make, nearly, piles_of
 from scipy.special import expit, log_softmax
 from torch.nn import functional as F
 from torch.utils.data import DataLoader

@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from helpers.fedvck import CLIENT, FABRIC, SERVER, K, loader, make, mean, std
+from helpers.feddm import mean, std
+from helpers.fedvck import CLIENT, FABRIC, SERVER, K, loader, make
 from helpers.refusals import refusal
 from torch import nn
 

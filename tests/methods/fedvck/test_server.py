@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.fedvck import WIDTH, K, features, mean, nearly, server_of, std, upload
+from helpers.feddm import mean, std
+from helpers.fedvck import WIDTH, K, features, nearly, server_of, upload
 from helpers.refusals import refusal
 from torch import nn
 from torch.nn import functional as F

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.feddm import mean, std
 from helpers.fedvck import FABRIC, MEAN, STD, K, loader, logits_of, make
 from helpers.refusals import refusal
 from torch.utils.data import ConcatDataset, DataLoader
@@ -167,7 +168,6 @@ def test_the_first_step_is_that_of_the_squared_distance_of_means():
     targets = CONSTANT * sent[TOTAL][:2] / sent[MASS][:2, None]
     loss = sum((unit[3 * k : 3 * k + 3].mean(0) - targets[k]).pow(2).sum() for k in range(2))
     (gradient,) = torch.autograd.grad(loss, noise)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     wanted = (noise.detach() - 3.0 * gradient) * std + mean
     torch.testing.assert_close(server.knowledge[1].images, wanted, rtol=1e-3, atol=1e-4)
 
@@ -184,7 +184,6 @@ def test_the_model_trains_on_the_condensed_images_normalised_as_the_clients_are(
     server.context = Context(0, 1)
     server.aggregate({0: Update(FedVCKSumsClient(make(), **CLIENT).send(loader([0, 1], 4)), 2)})
     ((images, normalised),) = seen
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     torch.testing.assert_close(normalised, (images - mean) / std)
 
 
