@@ -191,7 +191,7 @@ def test_interrupted_audit_goes_on_where_it_stopped(audited, tmp_path, monkeypat
     assert findings == audited.findings
 
 
-def test_uploads_without_content_are_refused_after_one_round(tmp_path, spy, monkeypatch):
+def test_uploads_without_content_are_refused_after_one_round(tmp_path, monkeypatch):
     train(compose([*TINY, "method=local", "rounds=2", f"out={tmp_path / 'run'}"]), quiet=True)
     rounds, play = [], Federation.play
     monkeypatch.setattr(Federation, "play", lambda self, n: (rounds.append(n), play(self, n))[1])

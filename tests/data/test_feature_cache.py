@@ -22,7 +22,6 @@ from lit_fedad.data.transform import ImageTransform
 
 TRANSFORM = ImageTransform(size=16)
 SHAPES = [(3, 8, 8), (3, 4, 4)]
-ROW = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 class Extractor:

@@ -68,7 +68,7 @@ def test_literal_feddymem_collapses_and_says_so(real, capsys):
 
 @pytest.mark.nightly
 @pytest.mark.long
-def test_fadngs_on_cifar(tmp_path, lab):
+def test_fadngs_on_cifar(tmp_path):
     """A tenth of the paper's images a client: every part of FADngs, against two sets of anomalies."""
     overrides = (
         "method=fadngs",

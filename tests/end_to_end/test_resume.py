@@ -84,7 +84,7 @@ def _cut_at(round: int, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab, tmp_path, capsys):
+def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab, tmp_path):
     out = tmp_path / "run"
     before = lab.train(out, "rounds=1", "evaluation.alpha=0.01")
     states = {path: path.read_bytes() for path in (out / "checkpoints").rglob("*.pt")}

@@ -143,7 +143,7 @@ def test_two_updates_of_a_subspace_are_training_with_all_images_at_once(lab, des
 
 
 @pytest.mark.slow
-def test_commands_use_the_chosen_version_and_all_others_remain(lab, desk, tmp_path):
+def test_commands_use_the_chosen_version_and_all_others_remain(desk, tmp_path):
     run, photos = desk.train("run", *SUBSPACE, clients=BASE), desk.images("photos", {0: [2, 19]}) / "0"
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     old = scores(run, photos, tmp_path / "a")

@@ -59,7 +59,7 @@ def test_without_a_result_that_holds_what_runs_write_there_is_no_page(make_run, 
 
 
 @pytest.mark.parametrize("folder", ["x" * 5000, "a\0b"], ids=["long", "nul"])
-def test_a_folder_that_no_file_system_takes_costs_no_other_run(make_run, report_of, tmp_path, capsys, folder):
+def test_a_folder_that_no_file_system_takes_costs_no_other_run(make_run, report_of, tmp_path, folder):
     whole, other = (make_run(name, "feddymem", [0.5, 0.7], seed=seed) for seed, name in enumerate("ab"))
     save_json(whole.files, "result.json", whole.result)
     tags = {**other.tracked.tags, "lit_fedad.out": folder}

@@ -336,7 +336,7 @@ def test_bad_input_is_refused(options, says):
 
 
 @pytest.mark.slow
-def test_the_page_of_real_runs_in_a_browser(tmp_path, monkeypatch, capfd):
+def test_the_page_of_real_runs_in_a_browser(tmp_path, monkeypatch):
     """Tiny tracked runs; one whose folder is gone comes from MLflow."""
     from lit_fedad.experiment.train import train
 

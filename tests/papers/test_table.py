@@ -144,7 +144,7 @@ def test_papers_columns_without_data_are_left_out_in_a_line_each(quick_runs, cap
     assert any("75.00 [75.00]" in line and "61.87 ± 0.76" in line for line in out)
 
 
-def test_only_what_is_missing_runs(quick_runs, workdir, capsys):
+def test_only_what_is_missing_runs(quick_runs):
     titles, _ = quick_runs
     make(options(), Display())
     assert titles == ["Local on textures, seed 0", "FedDyMem on textures, seed 0"]

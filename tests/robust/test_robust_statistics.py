@@ -136,33 +136,29 @@ def packed(update):
     return Update({name: torch.stack([entry, entry]) for name, entry in entries.items()}, update.num_samples)
 
 
+TWO_SETS = Free("sets", 2)
+MOMENTS = {
+    "count": TensorSpec((TWO_SETS,), torch.int64),
+    "mean": TensorSpec((TWO_SETS, 8)),
+    "covariance": TensorSpec((TWO_SETS, 36)),
+}
+
+
 def test_second_moments_are_judged_by_their_channels():
-    free = Free("sets", 2)
-    spec = {
-        "count": TensorSpec((free,), torch.int64),
-        "mean": TensorSpec((free, 8)),
-        "covariance": TensorSpec((free, 36)),
-    }
     updates = {client: packed(update) for client, update in updates_of(5).items()}
-    assert StatisticsCheck()(updates, spec, {})[0].keys() == updates.keys()
+    assert StatisticsCheck()(updates, MOMENTS, {})[0].keys() == updates.keys()
     lying = {**updates[2].message, "mean": updates[2].message["mean"] + 100}
-    kept, remarks = StatisticsCheck()({**updates, 2: Update(lying, 10)}, spec, {})
+    kept, remarks = StatisticsCheck()({**updates, 2: Update(lying, 10)}, MOMENTS, {})
     assert list(kept) == [0, 1, 3, 4]
     assert remarks[0][0] == 2
     # Clients that send no moments in a round have nothing to be judged by.
     silent = {name: entry[:0] for name, entry in updates[0].message.items()}
-    kept, _ = StatisticsCheck()({**updates, 0: Update(silent, 10), 2: Update(lying, 10)}, spec, {})
+    kept, _ = StatisticsCheck()({**updates, 0: Update(silent, 10), 2: Update(lying, 10)}, MOMENTS, {})
     assert list(kept) == [0, 1, 3, 4]
 
 
 @pytest.mark.parametrize(("scale", "centre"), [(1.0, 1000.0), (1e-3, 1.0)])
 def test_moments_are_judged_at_any_scale_and_clients_without_any_are_not(scale, centre):
-    free = Free("sets", 2)
-    spec = {
-        "count": TensorSpec((free,), torch.int64),
-        "mean": TensorSpec((free, 8)),
-        "covariance": TensorSpec((free, 36)),
-    }
     updates = {}
     for client, update in updates_of(6).items():
         message = packed(update).message
@@ -173,7 +169,7 @@ def test_moments_are_judged_at_any_scale_and_clients_without_any_are_not(scale, 
         }
         updates[client] = Update({**message, **moved}, 10)
     none = {name: entry[:0] for name, entry in updates[0].message.items()}
-    kept, remarks = StatisticsCheck()({**updates, 0: Update(none, 10)}, spec, {})
+    kept, remarks = StatisticsCheck()({**updates, 0: Update(none, 10)}, MOMENTS, {})
     assert list(kept) == [0, 1, 3, 4, 5]
     assert [client for client, _ in remarks] == [2]
 

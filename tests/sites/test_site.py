@@ -172,7 +172,7 @@ def test_a_site_with_a_budget_takes_no_part_without_noise(folder, tmp_path):
     assert not reply.facts.held
 
 
-def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
+def test_an_error_stays_at_the_site(train, folder, tmp_path):
     given = settings(folder, "north")
     root = tmp_path / "Adler, Karin 1950"
     gone = quiet_site(given, folder=tmp_path, data=("data=mvtec_mixture", f"data.root={root}"))

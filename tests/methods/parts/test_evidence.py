@@ -91,7 +91,7 @@ def test_a_subspace_is_compared_with_the_features_that_it_was_fitted_to(make_tas
     assert subspace_received(of(task), {}) == []
 
 
-def test_a_bank_shows_its_filled_slots(make_loader):
+def test_a_bank_shows_its_filled_slots():
     task = summed_bank(slots=3)
     vectors = torch.arange(3.0)[:, None].expand(3, task.num_features).contiguous()
     sent = {"memory": vectors, "counts": torch.tensor([2.0, 0.0, 1.0])}
