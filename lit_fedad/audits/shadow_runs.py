@@ -197,7 +197,6 @@ class _Observer(FederationCallback):
 
     def write(self, complete: bool = False, hidden: bool = False) -> None:
         """Writes all that was seen so far, so that an interrupted shadow run can go on; None where noise hid it."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         seen = None if hidden else self.seen
         with atomic(self.file) as partial:
             write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, partial)

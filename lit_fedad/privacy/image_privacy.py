@@ -239,7 +239,6 @@ def noise_key(folder: Path, seed: int | None, images: str) -> bytes:
         return blake2b(f"noise {seed} {images}".encode(), digest_size=32).digest()
     path = folder / KEY_FILE
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         write_secret(path, secrets.token_bytes(32))
     key = stored_bytes(path)
     if len(key) != 32:

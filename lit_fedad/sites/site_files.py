@@ -16,7 +16,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
+from lit_fedad.evaluation.decisions import EvaluatedImages, limit_of, rates_of
 from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.claim import claim
@@ -162,10 +162,8 @@ class SiteReport:
 
     def _page(self, scores: Tensor, limits: Mapping[str, float], drawn: bool) -> str:
         rows = []
-        for product in dict.fromkeys(self.images.products):
-            indices = [index for index, other in enumerate(self.images.products) if other == product]
+        for product, rate in rates_of(scores, self.images, limits).items():
             limit = limit_of(limits, product)
-            rate = Rate.of(self.images.labels[indices], scores[indices] > limit)
             threshold = "none: too few calibration images" if math.isinf(limit) else f"{limit:.4g}"
             counts = (rate.normal, rate.false_alarms, rate.anomalous, rate.misses)
             rows.append([escaped(product or "of no product"), *map(str, counts), threshold])
