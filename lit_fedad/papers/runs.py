@@ -203,8 +203,11 @@ def complete_runs(
             continue
         try:
             folder, result = _result(run, run.folder, fetched, uri)
-        except (UserError, OSError) as error:  # the server may say of a folder what no file system takes
+        except UserError as error:
             display.warn(f"{run.name} is left out: {error}")
+            continue
+        except OSError as error:  # the server may say of a folder what no file system takes
+            display.warn(f"{run.name} is left out: its folder cannot be read ({error.strerror})")
             continue
         if result is not None:
             complete.append(CompleteRun(run, folder, result))

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_stored
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import redact
 
 Record = dict[str, Any]
@@ -25,8 +26,16 @@ REJECTED = "rejected.jsonl"
 
 _MAX_NAME = 250  # characters of a name
 _LARGEST = 1 << 30  # bytes of a journal
+_LONGEST = 1 << 24  # bytes of a record
 _MAX_TEXT = 6000  # characters of a parameter or tag
 _MAX_DIGEST = 36  # characters of a data set's digest
+# Type of a record's values, by its kind; and names that a record must have.
+_TYPES = {
+    **dict.fromkeys(("start", "params", "tags", "artifact", "end"), str),
+    "metrics": int | float,
+    "dataset": dict,
+}
+_NEEDED = {"start": {"experiment", "run_name", "journal"}, "end": {"status"}}
 
 
 def metric_values(values: Mapping[str, float]) -> dict[str, float]:
@@ -121,6 +130,47 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
     file.seek(-len(line), os.SEEK_CUR)
 
 
+def read_record(line: bytes) -> Record:
+    """Reads one line of a journal, which may come from anybody.
+
+    Raises:
+        ValueError: If it is no record.
+    """
+    if len(line) > _LONGEST:
+        raise ValueError(f"it has {len(line)} bytes, more than any record")
+    record = plain_json(line)
+    if not (
+        isinstance(record, dict)
+        and isinstance(kind := record.get("kind"), str)
+        and kind in _TYPES
+        and isinstance(record.get("scope", 0), str | int | None)
+        and isinstance(record.get("time"), int)
+        and isinstance(values := record.get("values"), dict)
+        and all(isinstance(value, _TYPES[kind]) for value in values.values())
+        and _NEEDED.get(kind, set()) <= values.keys()
+    ):
+        raise ValueError("it does not hold what a run writes")
+    return record
+
+
+def read_start(file: BinaryIO) -> Record:
+    """Reads the first line of a journal, the record by which the server knows the run.
+
+    Raises:
+        UserError: If it is another record, or none.
+    """
+    try:
+        start = read_record(file.readline())
+        if start["kind"] != "start" or not re.fullmatch("[0-9a-f]{32}", start["values"]["journal"]):
+            raise ValueError("it does not begin a run")
+    except ValueError as error:
+        raise UserError(
+            f"{file.name}: its first line cannot be read ({error}); restore it from a copy, or move the folder"
+            f" {Path(file.name).parent} away, and the run's command begins a new record"
+        ) from error
+    return start
+
+
 class Journal:
     """The append-only file of one run's records, and an index of the values in it.
 
@@ -140,8 +190,8 @@ class Journal:
         self._file.seek(0)
         for line in complete_lines(self._file):
             # The sender reports a damaged line.
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                self._remember(json.loads(line))
+            with contextlib.suppress(ValueError):
+                self._remember(read_record(line))
         # Removes the half line that a killed process may have left.
         self._file.truncate()
 

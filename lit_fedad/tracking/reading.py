@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import long_path_in_one_line
 from lit_fedad.core.text import redact
 from lit_fedad.tracking.server import (
     FOLDER_TAG,
@@ -14,6 +16,8 @@ from lit_fedad.tracking.server import (
     is_database,
     one_line,
 )
+
+_LARGEST = 1e300  # of a value in a figure, whose axis is a little longer
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def find_run_folder(run_id: str) -> Path:
         raise UserError(
             f"MLflow run {run_id} was not found at {redact(uri)}: {one_line(cause, uri)}"
         ) from None  # the cause may hold the password
-    if FOLDER_TAG not in tags:
+    if not tags.get(FOLDER_TAG):
         raise UserError(
             f"MLflow run {run_id} at {redact(uri)} has no tag {FOLDER_TAG}: it is no run of lit-fedad"
         )
@@ -74,7 +78,9 @@ def find_run_folder(run_id: str) -> Path:
             f"MLflow run {run_id}: the server says that it was written to {folder}, which is not in outputs/; if you"
             f" trust that folder, give run={folder}"
         )
-    if not folder.is_dir():
+    with long_path_in_one_line():
+        there = folder.is_dir()
+    if not there:
         raise UserError(f"MLflow run {run_id} was written to {folder}, which is not there; name its folder")
     return folder
 
@@ -114,10 +120,10 @@ def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> lis
             run.info.run_id,
             run.info.experiment_id,
             names[run.info.experiment_id],
-            run.info.run_name,
+            run.info.run_name or run.info.run_id,
             run.info.status,
             run.info.start_time,
-            run.data.tags,
+            {key: value for key, value in run.data.tags.items() if value is not None},
             run.data.params,
             run.data.metrics,
         )
@@ -129,7 +135,8 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
     """Returns the values of one metric of a run over its steps.
 
     Returns:
-        Pairs (step, value), steps ascending; if a step has several values, the one that was logged last.
+        Pairs (step, value), steps ascending; if a step has several values, the one that was logged last. Values that no
+        figure can show are left out: what is no number, is not finite, or is beyond 1e300.
 
     Raises:
         UserError: The server does not answer, or refuses.
@@ -139,7 +146,13 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
         points = connect(uri).get_metric_history(run_id, metric)
     except Exception as cause:
         raise UserError(f"{redact(uri)}: {one_line(cause, uri)}") from None  # the cause may hold the password
-    return sorted({point.step: point.value for point in points}.items())
+    # A database has what was written to it, such as text in a column of numbers.
+    return sorted({point.step: point.value for point in points if _is_shown(point)}.items())
+
+
+def _is_shown(point: Any) -> bool:
+    whole, number = isinstance(point.step, int), isinstance(point.value, int | float)
+    return whole and number and abs(point.value) < _LARGEST  # not true of NaN
 
 
 def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | None = None) -> Path:

@@ -8,14 +8,24 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
-from lit_fedad.core.files import atomic, open_to_append, stored_text
+from lit_fedad.core.files import atomic, open_to_append, stored_bytes
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import redact, without_user
-from lit_fedad.tracking.journal import REJECTED, check_journal, complete_lines, journal_file, tracking_folder
+from lit_fedad.tracking.journal import (
+    REJECTED,
+    check_journal,
+    complete_lines,
+    journal_file,
+    read_record,
+    read_start,
+    tracking_folder,
+)
 from lit_fedad.tracking.server import ServerRun, connect, destination, one_line, open_run, results_page
 
 _logger = logging.getLogger(__name__)
@@ -139,7 +149,7 @@ class Sender:
             "experiment_id": self._experiment_id,
             "delivered": self._delivered,
         }
-        self._replace(self._files / "sent.json", json.dumps(sent))
+        self._replace(self._files / "sent.json", json.dumps(sent).encode())
 
     def _deliver(self) -> None:
         """Delivers records until the journal is closed and either all are delivered or the server keeps failing."""
@@ -173,16 +183,18 @@ class Sender:
         journal = journal_file(self._folder)
         try:
             with journal.open("rb") as file:
-                pending = sum(1 for _ in complete_lines(file)) - self._delivered
+                records = sum(1 for _ in complete_lines(file))
         except FileNotFoundError:  # the run's folder was removed; the run itself reports that
             return Delivery(self.run_id, 0, f"{journal} is gone", 0)
-        refused = len(stored_text(self._rejected).splitlines()) if self._rejected.is_file() else 0
+        refused = len(stored_bytes(self._rejected).splitlines()) if self._rejected.is_file() else 0
+        # An account of more records than there are is damaged.
+        pending = records - (self._delivered if self._delivered <= records else 0)
         error = None
         if pending > 0:
             error = self._error or f"{self._shown} has not answered yet"
         elif refused:  # by this delivery, or by an earlier one if the server does not answer now
             error = self._error or f"{self._shown} refused records, see {self._rejected}"
-        return Delivery(self.run_id, max(pending, 0), error, refused)
+        return Delivery(self.run_id, pending, error, refused)
 
     @property
     def _rejected(self) -> Path:
@@ -194,15 +206,18 @@ class Sender:
             client = connect(self._uri)
             if self._abandoned.is_set():  # a later delivery may be creating the run now
                 raise UserError("nobody waits for this delivery any more")
-            run = open_run(client, self.run_id, json.loads(file.readline()))
+            run = open_run(client, self.run_id, read_start(file))
             self._experiment_id = run.experiment_id
             if run.run_id != self.run_id:
                 self.run_id, self._delivered = run.run_id, 0
                 self.save()
                 # The journal holds the refused records too, and is sent from its beginning.
-                self._replace(self._rejected, "")
+                self._replace(self._rejected, b"")
             file.seek(0)
-            self._position = sum(len(file.readline()) for _ in range(self._delivered))
+            lengths = [len(line) for line in islice(complete_lines(file), self._delivered)]
+            if len(lengths) < self._delivered:  # a damaged account: all records are sent again
+                self._delivered, lengths = 0, []
+            self._position = sum(lengths)
         return run
 
     def _deliver_journal(self, run: ServerRun) -> None:
@@ -220,9 +235,10 @@ class Sender:
 
     def _deliver_line(self, run: ServerRun, line: bytes) -> None:
         """Sends one record; if it fails while the server accepts other requests, stores it among the refused ones."""
-        for attempt in range(_TRIES):
+        # Once a server has refused a record for good, each further one is sent once: a folder may have any number.
+        for attempt in range(1 if self._warned_of_refusal else _TRIES):
             try:
-                run.send(json.loads(line), self._folder)
+                run.send(read_record(line), self._folder)
                 return
             except Exception as error:
                 cause = one_line(error, self._uri)
@@ -243,26 +259,27 @@ class Sender:
         if not self._rejected.is_file():
             return
         still_refused = []
-        for line in stored_text(self._rejected).splitlines():
+        for line in stored_bytes(self._rejected).splitlines():
             try:
-                run.send(json.loads(json.loads(line)["record"]), self._folder)
+                run.send(read_record(plain_json(line)["record"].encode()), self._folder)
             except Exception:
-                still_refused.append(line + "\n")
-        self._replace(self._rejected, "".join(still_refused))
+                still_refused.append(line + b"\n")
+        self._replace(self._rejected, b"".join(still_refused))
 
-    def _replace(self, path: Path, text: str) -> None:
-        """Replaces a file in one step; removes it if there is no text."""
+    def _replace(self, path: Path, content: bytes) -> None:
+        """Replaces a file in one step; removes it if there is no content."""
         if self._abandoned.is_set():
             return
-        if not text:
+        if not content:
             path.unlink(missing_ok=True)
         else:
             with atomic(path) as partial:
-                partial.write_text(text)
+                partial.write_bytes(content)
 
     def _report(self, cause: Exception, failures: int) -> None:
         """Notes a failure, and warns once of repeated failures."""
-        self._error = f"{self._shown}: {one_line(cause, self._uri)}"
+        said = one_line(cause, self._uri)
+        self._error = said if isinstance(cause, UserError) else f"{self._shown}: {said}"
         # A single failure often comes from a database that another run has locked for a moment.
         if failures > 1 and not self._warned:
             self._warned = True
@@ -273,8 +290,8 @@ def _read_sent(folder: Path) -> dict[str, Any]:
     """Reads ``sent.json``; if it is missing or damaged, all records are sent again, which does no harm."""
     kinds = {"uri": str, "run_id": str, "experiment_id": str, "delivered": int}
     try:
-        sent = json.loads(stored_text(tracking_folder(folder) / "sent.json"))
-    except (OSError, ValueError, RecursionError, UserError):
+        sent = plain_json(stored_bytes(tracking_folder(folder) / "sent.json"))
+    except (OSError, ValueError, UserError):
         return {}
     if not isinstance(sent, dict):
         return {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import within
+from lit_fedad.core.files import forbidden_in_one_line, within
 from lit_fedad.core.text import HIDDEN, redact
 from lit_fedad.tracking.journal import Record
 
@@ -86,14 +86,19 @@ def destination(uri: str | None) -> str:
 
 
 def connect(uri: str) -> Any:
-    """Returns an MLflow client that prints nothing; creates the database of an SQLite URI if there is none."""
+    """Returns an MLflow client that prints nothing; creates the database of an SQLite URI if there is none.
+
+    Raises:
+        UserError: If the database is no regular file, or this account may not read it, or does not answer in time.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from filelock import FileLock
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        # MLflow would print the traceback of an error that it also raises, and which is told in one line here.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     database = _database(uri)
     if database is None:
         return _client_of_server(uri)
@@ -106,6 +111,11 @@ def connect(uri: str) -> Any:
             draft.unlink(missing_ok=True)
             MlflowClient(tracking_uri=f"{_SQLITE}{draft}")
             draft.replace(database)
+        # MLflow would try for two minutes to open a file that it may not.
+        if not database.is_file():
+            raise UserError(f"{database}: is no file of a database; set MLFLOW_TRACKING_URI")
+        with forbidden_in_one_line(database), database.open("rb"):
+            pass
         return MlflowClient(tracking_uri=uri)
 
 
@@ -172,11 +182,10 @@ class ServerRun:
     experiment_id: str
 
     def send(self, record: Record, folder: Path) -> None:
-        """Sends one record in one request.
+        """Sends one record, which `lit_fedad.tracking.journal.read_record` has read, in one request.
 
         Raises:
             Exception: The server did not answer, or refused the record.
-            ValueError: The record's kind is unknown.
         """
         from mlflow import entities
 
@@ -213,8 +222,6 @@ class ServerRun:
                     client.log_inputs(run_id, [entities.DatasetInput(dataset, [context])])
             case "end":
                 client.set_terminated(run_id, status=values["status"], end_time=stamp)
-            case kind:
-                raise ValueError(f"unknown kind of record: {kind}")
 
     def probe(self) -> None:
         """Sends a request that every working server accepts."""
@@ -242,7 +249,8 @@ def _active(client: Any, run_id: str, start: Record) -> Any | None:
     try:
         run = client.get_run(run_id)
     except Exception as cause:
-        if getattr(cause, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+        # The id comes from a file of the run's folder: it may be none.
+        if getattr(cause, "error_code", None) in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
     same_journal = run.data.tags.get(_JOURNAL_TAG) == start["values"]["journal"]
