@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from optuna import Study
@@ -15,7 +19,9 @@ from optuna.trial import FrozenTrial, TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_own
 from lit_fedad.core.text import redact
+from lit_fedad.tracking.journal import complete_lines
 
+_LARGEST = 1 << 30  # bytes of a journal
 RETRIES = 3  # times that a trial is queued again after its worker was lost
 GIVEN_BACK = "given_back"  # attribute of a trial: how often stopping workers have given it back
 WORKER = "worker"  # attribute of a trial: number of the worker that plays it
@@ -34,10 +40,61 @@ def open_storage(text: str, out: Path) -> BaseStorage:
         out: The study's folder.
 
     Raises:
-        UserError: If it is none of these, does not answer, or its driver is missing. The message holds no password.
+        UserError: If it is none of these, does not answer, its driver is missing, or what it holds of the study of this
+            folder cannot be read. The message holds no password.
     """
+    name = out.resolve().name
     if text == "journal":
-        return _journal(out)
+        log, lock = (check_own(out / name) for name in ("journal.log", "journal.lock"))
+        if log.exists() and (size := log.stat().st_size) > _LARGEST:
+            raise UserError(f"{log}: has {size} bytes, more than any study's journal; give another out=DIR")
+        with _readable(f"{log}: cannot be read as a study's journal"):
+            # Unlike Optuna's own locks, this one is released when its worker is killed.
+            journal = JournalStorage(_Journal(str(log), FileLock(lock)))
+            _read(journal, name)
+        return journal
+    database = _database(text)
+    with _readable(f"storage={redact(text)}: its study '{name}' cannot be read"):
+        _read(database, name)
+    return database
+
+
+@contextmanager
+def _readable(told: str) -> Iterator[None]:
+    """Refuses what Optuna cannot read: anybody may have written it, and what Optuna raises then is of any kind."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"{told} ({type(error).__name__}); give another out=DIR") from None
+
+
+def _read(storage: BaseStorage, name: str) -> None:
+    """Reads all that a storage holds of a study, and checks the numbers of its trials."""
+    if name in [study.study_name for study in storage.get_all_studies()]:
+        trials = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False)
+        if sorted(trial.number for trial in trials) != list(range(len(trials))):
+            raise ValueError("its trials are not numbered from 0 on")
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's file of a journal, without the half line that a full disk or a killed worker has left.
+
+    Optuna would write the next line behind it, and could then read none of the following ones.
+    """
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with self._lock, Path(self._file_path).open("rb+") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if file.read() not in (b"", b"\n"):
+                file.seek(0)
+                for _ in complete_lines(file):
+                    pass
+                file.truncate()
+        super().append_logs(logs)
+
+
+def _database(text: str) -> BaseStorage:
+    """Opens a database, or Optuna's proxy of one."""
     scheme, separator, address = text.partition("://")
     kind = scheme.partition("+")[0]
     try:
@@ -56,26 +113,6 @@ def open_storage(text: str, out: Path) -> BaseStorage:
             f"storage={scheme}://... cannot be opened: {redact(cause[0].replace(address, '...'), text)}"
         ) from None  # the cause's text may hold the password
     raise UserError(f"storage={redact(scheme)}: give one of {_FORMS}")
-
-
-def _journal(out: Path) -> JournalStorage:
-    """Opens the study's journal, a file in its folder that several hosts can share."""
-    log, lock = (check_own(out / name) for name in ("journal.log", "journal.lock"))
-    try:
-        # Unlike Optuna's own locks, this one is released when its worker is killed.
-        storage = JournalStorage(JournalFileBackend(str(log), FileLock(lock)))
-        storage.get_all_studies()  # reads the journal, so that a damaged one is refused here
-    except (
-        OSError,
-        ArithmeticError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-    ) as error:
-        raise UserError(f"{log}: cannot be read as a study's journal ({type(error).__name__})") from error
-    return storage
 
 
 def check_trials(study: Study, objectives: int) -> None:
