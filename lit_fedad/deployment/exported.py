@@ -146,6 +146,8 @@ def read_sheet(folder: Path) -> DetectorSheet:
         numbers = [value for value in (sheet.alpha, sheet.threshold, sheet.colour) if value is not None]
         if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
             raise ValueError("a number is none")
+        if sheet.alpha is not None and not 0 < sheet.alpha < 1:
+            raise ValueError(f"alpha={sheet.alpha} is no rate above 0 and below 1")
         texts = [sheet.name, *sheet.classes, *sheet.sha256, *sheet.sha256.values()]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a text is none")

@@ -81,6 +81,9 @@ class ServedDetector:
 
         Args:
             image: An image in eight-bit RGB; a ``caution`` in its ``info`` becomes an entry of ``Verdict.words``.
+
+        Raises:
+            UserError: If a classifier names a class that there is none of.
         """
         pixels, shown = self._transform.tensor_and_shown(image)
         values = self._session.run(self._outputs, {"pixels": pixels.numpy()[None]})
@@ -125,8 +128,13 @@ class ServedDetector:
     def _entries(self, outputs: dict[str, Any]) -> dict[str, Any]:
         sheet = self.sheet
         if sheet.classifies:
-            number = int(outputs["class"])
-            return {"class": sheet.classes[number], "probability": _number(outputs["probabilities"][number])}
+            number, probabilities = int(outputs["class"]), outputs["probabilities"]
+            if not (0 <= number < len(sheet.classes) == len(probabilities)):
+                raise UserError(
+                    f"it gives {len(probabilities)} probabilities and class {number}, and detector.json names"
+                    f" {len(sheet.classes)} classes"
+                )
+            return {"class": sheet.classes[number], "probability": _number(probabilities[number])}
         return {
             "score": _number(outputs["image_score"]),
             # With nine digits, 0.1 in float32 would become more than 0.1.
