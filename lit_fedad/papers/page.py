@@ -1,7 +1,7 @@
 """Reports tracked runs (``lit-fedad report``): one HTML page and the same in Markdown."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -76,8 +76,8 @@ def report_runs(
                 f"experiment={','.join(experiment) or '(all)'}: no complete run is tracked;"
                 " lit-fedad train makes one"
             )
-        with display.progress("The report"):
-            page, runs = _readable_page(tracked, runs, links, uri, display)
+        with display.progress("The report") as progress:
+            page, runs = _readable_page(tracked, runs, links, uri, display, progress)
     file = write_page(page, links.out)
     display.note(f"complete runs: {len(runs)}; the page has {human_bytes(file.stat().st_size)}")
     display.where_next(
@@ -96,8 +96,11 @@ def _readable_page(
     links: Links,
     uri: str | None,
     display: Display,
+    progress: Callable[[int, int], None],
 ) -> tuple[Page, Sequence[CompleteRun]]:
     """Builds the page of the runs whose results hold what runs write, and returns these; others are left out.
+
+    If a result does not, each run is tried alone, which takes about a second; `progress` is told of it.
 
     Raises:
         UserError: If there is none.
@@ -106,7 +109,8 @@ def _readable_page(
         return build_page(tracked, runs, links, uri), runs
     except MALFORMED:
         whole = []
-        for run in runs:
+        for done, run in enumerate(runs):
+            progress(done, len(runs))
             try:
                 with refused_if_malformed(str(run.files / "result.json")):
                     build_page([run.tracked], [run], links, uri)

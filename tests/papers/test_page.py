@@ -365,3 +365,18 @@ def test_the_page_of_real_runs_in_a_browser(tmp_path, monkeypatch):
     subprocess.run([*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
     with Image.open(picture) as image:
         assert len(image.convert("RGB").getcolors(1 << 24)) > 50
+
+
+def test_how_many_runs_were_tried_is_told_where_one_cannot_be_read(make_run, tmp_path, monkeypatch, capsys):
+    """Each is then tried alone, a second each, of hundreds perhaps."""
+    monkeypatch.setattr(sections, "svg", lambda figure: b"<svg/>")
+    monkeypatch.setattr(sections, "metric_history", lambda *_: [])
+    runs, told = [make_run(name, "fedavg", [0.5], seed=seed) for seed, name in enumerate("abc")], []
+    runs[1].result["bytes_up"] = "many"
+    tracked = [run.tracked for run in runs]
+    _, whole = module._readable_page(
+        tracked, runs, Links(UI, tmp_path), None, Display(), lambda *counts: told.append(counts)
+    )
+    assert told == [(0, 3), (1, 3), (2, 3)]
+    assert [run.tracked.name for run in whole] == ["a", "c"]
+    assert "b is left out" in " ".join(capsys.readouterr().err.split())
