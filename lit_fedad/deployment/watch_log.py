@@ -97,6 +97,8 @@ class WatchLog:
         try:
             content = stored_bytes(self.images) if self.images.exists() else b""
             complete = content[: content.rfind(b"\n") + 1]
+            if not complete and not ",".join(COLUMNS).encode().startswith(content.rstrip(b"\r")):
+                raise ValueError("a file of somebody else")
             if len(complete) < len(content):
                 self.images.write_bytes(complete)
             if not complete:

@@ -168,6 +168,14 @@ def test_a_call_that_was_killed_as_it_began_the_table_leaves_one_to_begin_anew(t
     assert len(log.rows()) == 1
 
 
+def test_a_file_of_somebody_else_is_not_emptied(tmp_path):
+    log = WatchLog.open(tmp_path, {})
+    log.images.write_bytes(b"notes without an end of line")
+    with refusal(rf"^{log.images}: not the table of a watch"):
+        log.rows()
+    assert log.images.read_bytes() == b"notes without an end of line"
+
+
 @pytest.mark.usefixtures("unpainted")
 def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_path, monkeypatch):
     waited = []
