@@ -115,14 +115,15 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; correct its name under data, or make a link of that name")
     images, dicom = [], []
+    suffixes = frozenset(image_suffixes())
     for path in sorted(_files(folder, left_out), key=lambda path: path.parts):
-        if path.suffix.lower() in image_suffixes():
+        if (suffix := path.suffix.lower()) in suffixes:
             images.append(path)
-        elif path.suffix.lower() in DICOM_SUFFIXES:
+        elif suffix in DICOM_SUFFIXES:
             dicom.append(path)
         else:
             form = None if path.name.lower().endswith(_UNFINISHED) else _sniffed(path)
-            if form is None and path.suffix.lower() in _HEIC:
+            if form is None and suffix in _HEIC:
                 left_out.add("HEIC photographs, to be saved as JPEG or PNG", [path])
             elif form is None:
                 left_out.add(NO_IMAGE, [path])
@@ -131,22 +132,28 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     if not masks:
         mask_files = _masks_beside(images, folder)
         left_out.add("masks beside images, which need a folder of their own to be used", sorted(mask_files))
-        images = [path for path in images if path not in mask_files]
+        if mask_files:
+            images = [path for path in images if path not in mask_files]
         _tell_namesakes(images)
     if not dicom:
         return images
-    names = {path.with_suffix("") for path in images}
+    names = {_without_suffix(path) for path in images}
     left_out.add(
-        "originals in DICOM of other images", [path for path in dicom if path.with_suffix("") in names]
+        "originals in DICOM of other images", [path for path in dicom if _without_suffix(path) in names]
     )
-    if originals := [path for path in dicom if path.with_suffix("") not in names]:
+    if originals := [path for path in dicom if _without_suffix(path) not in names]:
         require("dicom", f"{folder}: DICOM")
     return sorted([*images, *originals], key=lambda path: path.parts)
 
 
+def _without_suffix(path: Path) -> str:
+    """Returns a path up to its suffix; texts are compared in a fraction of the time of paths."""
+    return str(path).removesuffix(path.suffix)
+
+
 def _tell_namesakes(images: Sequence[Path]) -> None:
     """Warns of images in one folder that only their suffix tells apart: one may be the mask of the other."""
-    named = grouped((path.with_suffix(""), path) for path in images)
+    named = grouped((_without_suffix(path), path) for path in images)
     if pairs := [paths for paths in named.values() if len(paths) > 1]:
         first, second, *_ = pairs[0]
         warn_once(
@@ -157,17 +164,19 @@ def _tell_namesakes(images: Sequence[Path]) -> None:
 
 def _masks_beside(images: Sequence[Path], folder: Path) -> set[Path]:
     """Returns those images in a folder that are masks of others."""
+    by_folder = grouped((path.parts[len(folder.parts) : -1], path) for path in images)
     in_mask_folder = {
         path
-        for path in images
-        if any(bare(part) in (*MASKS, "label") for part in path.parent.relative_to(folder).parts)
+        for parts, paths in by_folder.items()
+        if any(bare(part) in (*MASKS, "label") for part in parts)
+        for path in paths
     }
-    without_suffix = {path.with_suffix("") for path in images}
+    without_suffix = {_without_suffix(path) for path in images}
     names = {path.stem for path in images if path not in in_mask_folder}
     masks = set()
     for path in images:
         name = masked_name(path.stem)
-        if (name and path.parent / name in without_suffix) or (
+        if (name and str(path.parent / name) in without_suffix) or (
             path in in_mask_folder and (name or path.stem) in names
         ):
             masks.add(path)
@@ -195,6 +204,34 @@ def images_in(folder: Path, left_out: LeftOut | None = None, masks: bool = False
     if left_out is None:
         skipped.warn(folder)
     return images
+
+
+def snapshot(folder: Path) -> set[tuple[str, int, int]] | None:
+    """Lists all that lies in a folder, without what is hidden: where it stays, `find_images` finds nothing new.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Path, size in bytes and time of the last change in nanoseconds of files and folders within; None where these do
+        not tell: it is no folder, there is a link, which may lead elsewhere, or something cannot be read.
+    """
+    found: set[tuple[str, int, int]] = set()
+    waiting = [str(folder)]
+    try:
+        while waiting:
+            for entry in os.scandir(waiting.pop()):
+                if _hidden(entry.name):
+                    continue
+                if entry.is_symlink():
+                    return None
+                if entry.is_dir():
+                    waiting.append(entry.path)
+                state = entry.stat()
+                found.add((entry.path, state.st_size, state.st_mtime_ns))
+    except OSError:
+        return None
+    return found
 
 
 def entries(folder: Path) -> list[Path]:

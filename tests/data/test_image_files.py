@@ -1,5 +1,6 @@
 """Folders: which files are images, and what is left out is counted and named."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,14 @@ from helpers.images import pillow
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, find_images, image_suffixes, images_in, require_folder
+from lit_fedad.data.image_files import (
+    LeftOut,
+    find_images,
+    image_suffixes,
+    images_in,
+    require_folder,
+    snapshot,
+)
 
 
 def picture(form):
@@ -120,11 +128,30 @@ def test_links_are_followed_once_and_circles_left_out(root, tmp_path):
 
 
 def test_a_folder_that_cannot_be_opened_is_named(root, monkeypatch):
-    import os
-
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: real(path) if path.name != "er" else real(path / "none"))
     assert "folders that cannot be opened (1, " in names(root)[1]
+
+
+def test_a_snapshot_stays_until_an_image_comes_goes_or_changes(root):
+    taken = [snapshot(root)]
+    (root / ".hidden.png").touch()
+    assert snapshot(root) == taken[0]
+    for change in (
+        (root / "deep" / "c.png").touch,
+        lambda: os.utime(root / "deep" / "er" / "a.png", (1, 1)),
+        (root / "b.png").unlink,
+    ):
+        change()
+        assert snapshot(root) not in taken
+        taken.append(snapshot(root))
+
+
+def test_no_snapshot_is_taken_of_what_a_link_leads_to_or_what_is_no_folder(root, tmp_path):
+    assert snapshot(root / "b.png") is snapshot(root / "none") is None
+    (tmp_path / "elsewhere").mkdir()
+    (root / "deep" / "linked").symlink_to(tmp_path / "elsewhere")
+    assert snapshot(root) is None
 
 
 def test_one_file_is_taken_whatever_it_is_and_no_image_is_one_line(root):

@@ -193,6 +193,28 @@ def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_pa
     assert len(table(tmp_path / "out")) == 4
 
 
+@pytest.mark.usefixtures("exact", "unpainted")
+def test_images_are_searched_for_only_after_a_change(tiny_run, camera, tmp_path, monkeypatch):
+    search, searched = module.listed, []
+    changes = [lambda: None, lambda: os.utime(camera(0) / "999.png", (2, 2)), lambda: None]
+
+    def listed(root):
+        searched.append(len(changes))
+        return search(root)
+
+    def sleep(seconds):
+        if not changes:
+            raise KeyboardInterrupt
+        changes.pop(0)()
+
+    monkeypatch.setattr(module, "listed", listed)
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        watch(str(tiny_run), str(camera(2)), interval=1, out=str(tmp_path / "out"))
+    assert searched == [3, 1]
+    assert [row["path"] for row in table(tmp_path / "out")] == ["999.png", "998.png", "999.png"]
+
+
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.slow
 def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(copied_run, camera, tmp_path, monkeypatch):
