@@ -5,7 +5,7 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +21,11 @@ _FileState = tuple[int, int, int, int]
 """Modification time and change time of a file in nanoseconds, its size in bytes, and its inode."""
 
 
-def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, bytes]:
+def content_hashes(
+    paths: Iterable[Path],
+    memo_file: Path | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[Path, bytes]:
     """Computes SHA-256 of each file's bytes.
 
     A file is read once: where its path, size, times and inode are those in the memo, its hash comes from there.
@@ -29,6 +33,7 @@ def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, 
     Args:
         paths: The files.
         memo_file: JSON file of known hashes, shared by all runs; new hashes are added to it. None to keep none.
+        progress: Called with the number of files read and of all files to read.
 
     Raises:
         UserError: A file cannot be read.
@@ -46,12 +51,16 @@ def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, 
     if not unknown:
         return hashes
     now = time.time_ns()
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for (path, file_state), digest in zip(unknown.items(), pool.map(_hash, unknown), strict=True):
-            hashes[path] = digest
-            if not 0 <= now - file_state[1] < _TICK_NS:
-                memo[str(path.absolute())] = (file_state, digest)
-    _write_memo(memo_file, memo)
+    try:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            digests = zip(unknown.items(), pool.map(_hash, unknown), strict=True)
+            for done, ((path, file_state), digest) in enumerate(digests, 1):
+                hashes[path] = digest
+                if not 0 <= now - file_state[1] < _TICK_NS:
+                    memo[str(path.absolute())] = (file_state, digest)
+                progress(done, len(unknown))
+    finally:  # an interruption loses nothing that was computed
+        _write_memo(memo_file, memo)
     return hashes
 
 

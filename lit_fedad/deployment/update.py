@@ -192,7 +192,7 @@ def _play(
         stored["task"] = {**stored["task"], "products": list(cast("PatchTask", model.task).products)}
     claim(made.path, stored)
     memo = hashes_file(config)
-    digest = grown_digest(data_digest(images, partition, memo), additions[:-1], memo)
+    digest = grown_digest(data_digest(images, partition, memo, display), additions[:-1], memo)
     before = open_checkpoints(folder.path, folder.config(), model, digest)
     progress = Progress()
     fabric = one_process(config, [progress])

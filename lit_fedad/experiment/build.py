@@ -383,7 +383,7 @@ def build_data(
     transform = image_transform(config, model.task)
     train, test = build_datasets(config, images, transform, model.task, model.backbone, fabric, display)
     module = build_module(config, train, test, partition)
-    digest = data_digest(images, partition, hashes_file(config))
+    digest = data_digest(images, partition, hashes_file(config), display)
     return Data(images, partition, transform, module, digest)
 
 

@@ -329,7 +329,9 @@ def tiled(config: Config, backbone: FeaturePyramid) -> Backbone:
     return TiledPyramid(backbone, pair("image.size", image["size"]), image["tile"], image.get("overlap"))
 
 
-def data_digest(images: Images, partition: Partition, memo: Path | None = None) -> str:
+def data_digest(
+    images: Images, partition: Partition, memo: Path | None = None, display: Display | None = None
+) -> str:
     """Hashes a partition and its images.
 
     Of images in memory the pixels and labels are hashed; of image files their product, kind of defect, path and
@@ -339,6 +341,7 @@ def data_digest(images: Images, partition: Partition, memo: Path | None = None) 
         images: The images.
         partition: Their partition.
         memo: File that stores hashes of image files; None for none.
+        display: Shows the progress of long reading; None to show nothing.
 
     Returns:
         32 hexadecimal digits, which do not depend on the folder of the data.
@@ -351,7 +354,9 @@ def data_digest(images: Images, partition: Partition, memo: Path | None = None) 
         digest.update(json.dumps([owner, indices]).encode())
     digest.update(json.dumps([images.name, images.categories, partition.schedule]).encode())
     for content in (
-        _in_memory(images) if isinstance(images, LabelledSet) else _on_disk(memo, images.train, images.test)
+        _in_memory(images)
+        if isinstance(images, LabelledSet)
+        else _on_disk(memo, display or Display(quiet=True), images.train, images.test)
     ):
         digest.update(content)
     return digest.hexdigest()[:32]
@@ -364,13 +369,14 @@ def _in_memory(images: LabelledSet) -> Iterator[memoryview | bytes]:
         yield tensor.flatten().numpy().data
 
 
-def _on_disk(memo: Path | None, *parts: Sequence[Sample]) -> Iterator[bytes]:
+def _on_disk(memo: Path | None, display: Display, *parts: Sequence[Sample]) -> Iterator[bytes]:
     """Yields the bytes of training and test images in files that a digest is made of; warns of common images."""
     by_product = grouped((one.category, str(one.path.absolute().parent)) for one in chain(*parts))
     # Paths are taken relative to the folder of their product: the folders above it differ between machines.
     home = {product: os.path.commonpath(folders) for product, folders in by_product.items()}
     files = [file for sample in chain(*parts) for file in (sample.path, *_mask_files(sample.mask))]
-    hashes = content_hashes(files, memo)
+    with display.progress("Hashes of the images", announced=False) as progress:
+        hashes = content_hashes(files, memo, progress)
     train, test = ([sample.path for sample in samples] for samples in parts)
     trained = {hashes[path] for path in train}
     if leaks := [path for path in test if hashes[path] in trained]:

@@ -150,7 +150,7 @@ def build_grown_data(
     sizes = data.module.batch_size, data.module.eval_batch_size
     module = LastStages(data.module.train, data.module.test, stages.by_stage, *sizes)
     memo = hashes_file(config)
-    digest = grown_digest(data_digest(images, partition, memo), additions, memo)
+    digest = grown_digest(data_digest(images, partition, memo, display), additions, memo)
     return replace(data, partition=stages, module=module, digest=digest)
 
 

@@ -122,7 +122,7 @@ def _compare_images(config: Config, folder: Path, display: Display) -> None:
             images = build_images(config)
             built = build_partition(config, images)
         stored = Partition.load(folder / "partition.json")
-        digest = data_digest(images, stored if built.deals(stored) else built, hashes_file(config))
+        digest = data_digest(images, stored if built.deals(stored) else built, hashes_file(config), display)
     except UserError as error:
         display.note(f"its images were not compared with those it was trained on: {error}")
         return

@@ -82,11 +82,15 @@ class Display:
         self._label_width = 0
 
     @contextmanager
-    def progress(self, description: str) -> Iterator[Callable[[int, int], None]]:
+    def progress(self, description: str, announced: bool = True) -> Iterator[Callable[[int, int], None]]:
         """Shows the progress of a long step.
 
         On a terminal this is a bar that vanishes at its end; elsewhere a line at the start and then at most one
         every 15 seconds. Steps do not nest.
+
+        Args:
+            description: Name of the step.
+            announced: False to leave out the line at the start, for steps that are mostly short.
 
         Yields:
             A function of the number of items done and the number of all items.
@@ -114,7 +118,8 @@ class Display:
                 task = bar.add_task(_clean(description), total=None)
                 yield lambda done, total: bar.update(task, completed=done, total=total)
         else:
-            self._print(_clean(f"{description} ..."))
+            if announced:
+                self._print(_clean(f"{description} ..."))
             yield self._progress_lines(_clean(description))
 
     def header(self, pairs: Mapping[str, str]) -> None:

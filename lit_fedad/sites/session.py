@@ -79,7 +79,7 @@ class Session:
         self.part = part = SitePart(config, settings, number, request.classes, request.products)
         self.config, model = part.config, part.model
         self.facts = replace(part.facts, torch=torch.__version__, **facts_to_agree(config, model))
-        self.digest = data_digest(part.images, part.partition, hashes_file(self.config))
+        self.digest = data_digest(part.images, part.partition, hashes_file(self.config), display)
         self.states = States(
             settings.folder / "states" / request.run,
             state_of(model.client),

@@ -26,6 +26,24 @@ def test_files_are_read_once(files, tmp_path, monkeypatch):
     assert content.content_hashes([*files, files[0]], memo) == expected
 
 
+def test_progress_counts_the_files_that_are_read(files, tmp_path):
+    seen = []
+    content.content_hashes(files[:1], tmp_path / "hashes.json")
+    content.content_hashes(files, tmp_path / "hashes.json", lambda *numbers: seen.append(numbers))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_an_interruption_keeps_the_hashes_so_far(files, tmp_path, monkeypatch):
+    def interrupt(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        content.content_hashes(files, tmp_path / "hashes.json", interrupt)
+    monkeypatch.setattr(content, "_hash", None)
+    assert len(content.content_hashes(files[:2], tmp_path / "hashes.json")) == 2
+
+
 @pytest.mark.parametrize("swap", [lambda a, b: a.write_bytes(b.read_bytes()), lambda a, b: b.replace(a)])
 def test_a_swapped_file_of_the_same_size_and_time_is_noticed(files, tmp_path, swap):
     memo = tmp_path / "hashes.json"

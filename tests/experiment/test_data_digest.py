@@ -1,6 +1,7 @@
 """The hash of what clients hold follows images and partition, and nothing else."""
 
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.experiment.datasets import data_digest
+from lit_fedad.report.console import Display
 
 PARTITION = Partition(((0, 1), (2,)))
 
@@ -77,6 +79,19 @@ def test_a_lost_image_is_one_line(images):
     images.train[2].path.unlink()
     with pytest.raises(UserError, match=f"^image {images.train[2].path} cannot be read"):
         data_digest(images, PARTITION)
+
+
+def test_reading_the_images_shows_its_progress(images):
+    """Of 50,000 photographs it takes minutes."""
+    seen = []
+
+    class Shown(Display):
+        @contextmanager
+        def progress(self, description, announced=True):
+            yield lambda *numbers: seen.append((description, *numbers))
+
+    data_digest(images, PARTITION, display=Shown())
+    assert seen == [("Hashes of the images", done, 4) for done in (1, 2, 3, 4)]
 
 
 def test_a_test_image_that_is_a_training_image_too_is_told(images):

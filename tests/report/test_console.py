@@ -279,6 +279,16 @@ def test_outside_a_terminal_progress_is_a_line_every_15_seconds(out, monkeypatch
     ]
 
 
+def test_a_step_that_is_mostly_short_is_told_of_only_where_it_is_long(out, monkeypatch):
+    now = iter([100.0, 101.0, 116.0])
+    monkeypatch.setattr(console, "monotonic", lambda: next(now))
+    with Display().progress("hashes", announced=False) as show:
+        show(1, 16)
+        assert out() == []
+        show(8, 16)
+    assert out() == ["hashes  8/16  left 0:16"]
+
+
 def test_progress_that_stands_still_is_no_error(out, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(console, "monotonic", lambda: clock[0])
