@@ -1,8 +1,10 @@
 """The subspace of normal vectors; the part of a vector outside it, the PCA residual, is anomalous."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -155,35 +157,56 @@ def fit_subspaces(
             f"no client has {folds} images of one product, of which some are held out: give a share of variance in"
             f" place of '{LIKELIHOOD}'"
         )
-    centres, bases = zip(*(_fitted(tuple(product), share, shrinkage) for product in complete), strict=True)
+    centres, bases = zip(*(_fitted(product, share, shrinkage) for product in complete), strict=True)
     widest = max(basis.shape[1] for basis in bases)
     padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]
     directions = torch.stack(padded)
     if length is not None:
-        moments = [Moments.union(product) for product in complete]
-        directions *= length / _typical_residual(moments, bases, shrinkage)
+        directions *= length / _typical_residual(complete, share, shrinkage)
     return torch.stack(centres), directions
 
 
-@lru_cache(maxsize=8)
-def _fitted(folds: tuple[Moments, ...], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
-    """Fits a subspace, or returns an earlier fit: leaving out images of one product does not change the others."""
-    return fit_subspace(folds, share, shrinkage)
+T = TypeVar("T")
 
 
-def _typical_residual(
-    products: Sequence[Moments], bases: Sequence[Tensor], shrinkage: float | None
-) -> Tensor:
-    """Computes the root mean square of residuals, from each product's moments and directions outside of it [C, R]."""
-    squares = [
-        moments.count * (basis.double() * (moments.covariance @ basis.double())).sum()
-        for moments, basis in zip(products, bases, strict=True)
-    ]
-    spreads = [
-        moments.count * moments.scaled(_scale(moments, shrinkage)).variance.sum() for moments in products
-    ]
-    total = sum(moments.count for moments in products)
-    mean, spread = (torch.stack(parts).sum() / total for parts in (squares, spreads))
+def _remembered(
+    compute: Callable[[Sequence[Moments], Share, float | None], T],
+) -> Callable[[Sequence[Moments], Share, float | None], T]:
+    """Keeps what is computed of a product for as long as its moments exist.
+
+    Leaving out images changes the moments of the products that they show: those of all others stay the same object.
+    """
+    known: WeakKeyDictionary[Moments, tuple[tuple[object, ...], T]] = WeakKeyDictionary()
+
+    @wraps(compute)
+    def find(folds: Sequence[Moments], share: Share, shrinkage: float | None) -> T:
+        first, *others = folds
+        settings = (*others, share, shrinkage)
+        if first not in known or known[first][0] != settings:
+            known[first] = settings, compute(folds, share, shrinkage)
+        return known[first][1]
+
+    return find
+
+
+_fitted = _remembered(fit_subspace)
+
+
+@_remembered
+def _sums_of_squares(
+    folds: Sequence[Moments], share: Share, shrinkage: float | None
+) -> tuple[Tensor, Tensor]:
+    """Computes the sums of squares of a product's residuals and of its scaled channels, around their means."""
+    moments, basis = Moments.union(folds), _fitted(folds, share, shrinkage)[1].double()
+    residuals = moments.count * (basis * (moments.covariance @ basis)).sum()
+    return residuals, moments.count * moments.scaled(_scale(moments, shrinkage)).variance.sum()
+
+
+def _typical_residual(products: Sequence[Sequence[Moments]], share: Share, shrinkage: float | None) -> Tensor:
+    """Computes the root mean square of residuals, each outside its own product's subspace."""
+    sums = zip(*(_sums_of_squares(product, share, shrinkage) for product in products), strict=True)
+    total = sum(fold.count for product in products for fold in product)
+    mean, spread = (torch.stack(parts).sum() / total for parts in sums)
     if spread <= 0:
         raise UserError("the patches of a product are all alike: give more images of it, or a larger grid")
     # The lower bound is for few patches, which may all lie in a subspace and have no residuals.

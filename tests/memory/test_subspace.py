@@ -100,14 +100,13 @@ def test_residuals_get_the_length_that_is_asked_for(rows):
     assert float(torch.cat(residuals).square().mean().sqrt()) == pytest.approx(7.0, rel=1e-3)
 
 
-def test_images_left_out_of_one_product_leave_the_fit_of_another(rows, monkeypatch):
+def test_images_left_out_of_one_product_leave_the_fits_of_all_others(rows, monkeypatch):
     """The decomposition is what leaving images out costs: only that of a product that they show is done again."""
-    own, other = moments(rows), moments(draw(150, 4))
-    fit_subspaces([own, other], 0.9, 1.0)
+    own, others = moments(rows), [moments(draw(150, seed)) for seed in range(4, 24)]
+    fit_subspaces([own, *others], 0.9, 1.0)
     decomposed, eigh = [], torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: decomposed.append(matrix) or eigh(matrix))
-    parts = [moments(rows[:40]), Moments.none(8)]
-    remaining = [whole.without(part) for whole, part in zip((own, other), parts, strict=True)]
+    remaining = [own.without(moments(rows[:40])), *(other.without(Moments.none(8)) for other in others)]
     centres, bases = fit_subspaces(remaining, 0.9, 1.0)
     assert len(decomposed) == 1
     for place, kept in enumerate((rows[40:], draw(150, 4))):
