@@ -347,6 +347,7 @@ class Federation:
             if self.rounds > 0:
                 raise
             raise UserError("rounds=0: this method has no model before round 1; give at least 1") from error
+        self.transport.progress.extend(clients)
         outcome = self.transport.ask(query, sent, pose)
 
         def note(failures: dict[int, str]) -> None:

@@ -12,6 +12,7 @@ from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.sampling import ClientSampler
 
 
@@ -181,6 +182,16 @@ def test_every_visit_of_every_exchange_is_counted(spread):
     spread(rounds=2, evaluate_every=2, callbacks=[counter]).run()
     total = 2 * 2 * 2 + 2  # clients, exchanges and rounds; one evaluation
     assert counted == [(number, total) for number in range(1, total + 1)]
+
+
+def test_the_visits_of_a_question_after_the_rounds_are_counted_before_it_is_asked(spread):
+    counted = []
+    counter = SimpleNamespace(on_client_end=lambda done, total: counted.append((done, total)))
+    federation = spread(rounds=1, callbacks=[counter])
+    federation.run()
+    visits = len(counted)
+    federation.ask(1, LocalQuery("numbers", lambda client, number: number))
+    assert counted[visits:] == [(visits + 1, visits + 2), (visits + 2, visits + 2)]
 
 
 def test_only_the_first_exchange_is_scored(spread):
