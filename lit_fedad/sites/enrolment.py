@@ -22,7 +22,7 @@ from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
 from lit_fedad.experiment.build import Model, tells_products
-from lit_fedad.sites.messages import MOST_PRODUCTS, Facts, are_products
+from lit_fedad.sites.messages import MOST_ENTRIES, MOST_PRODUCTS, Facts, are_products
 from lit_fedad.sites.overrides import agreed_hash
 from lit_fedad.sites.remote import Sites
 from lit_fedad.sites.states import digest_of
@@ -257,20 +257,25 @@ def enrol(
     held = list(dict.fromkeys(product for site in facts.values() for product in site.held))
     if tells_products(config):
         sites.told_apart = held = settled or held
-        _check_number(held, facts, names)
+    _check_number(held, facts, names, MOST_PRODUCTS if tells_products(config) else MOST_ENTRIES)
     sites.products = list(sites.asked.classes) or held
     _write(file, before | good, names, sites.told_apart)
     return facts, warnings + _doubts(good, facts, names)
 
 
-def _check_number(products: Sequence[str], facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
-    """Refuses more products than a model can tell apart; the message names the site that has most."""
-    if are_products(products):
+def _check_number(
+    products: Sequence[str], facts: Mapping[int, Facts], names: Mapping[int, str], most: int
+) -> None:
+    """Refuses more products than a model tells apart, or than a message names; names the site that has most."""
+    if len(products) <= most:
         return
     client = max(facts, key=lambda client: len(facts[client].held))
+    other = (
+        "" if most == MOST_ENTRIES else ", or give a method that tells none apart, such as method=feddymem"
+    )
     raise UserError(
-        f"sites name {len(products)} products; a model tells at most {MOST_PRODUCTS} apart; site {names[client]}"
-        f" names most, {len(facts[client].held)}"
+        f"sites name {len(products)} products, and at most {most} take part in such a run; site {names[client]} names"
+        f" most, {len(facts[client].held)}: leave some out (data.products at the sites){other}"
     )
 
 

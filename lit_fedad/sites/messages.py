@@ -29,7 +29,7 @@ LONGEST_SHARES = 64 << 20
 """Most bytes of keys and shares in a message of a secure sum: it has some hundred for each of the other sites."""
 
 _LONGEST_TEXT = 500  # characters
-_MOST_ENTRIES = 1000  # of a list or dictionary
+MOST_ENTRIES = 1000  # of a list or dictionary, and so names of all sites' products
 _MOST_SCALARS = 50  # each becomes several curves in the tracker; tasks and methods have at most ten
 _RUN = re.compile(r"[0-9a-f]{16}")  # ids of runs
 _WORD = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)  # names of scalars
@@ -325,7 +325,7 @@ def _value(value: Any, declared: str) -> Any:
         return float(value)
     if declared in ("int", "bool") and type(value).__name__ == declared:
         return value
-    if type(value).__name__ != declared.partition("[")[0] or len(value) > _MOST_ENTRIES:
+    if type(value).__name__ != declared.partition("[")[0] or len(value) > MOST_ENTRIES:
         raise TypeError(declared)
     if isinstance(value, dict):
         return {_value(key, "str"): _value(entry, "float") for key, entry in value.items()}

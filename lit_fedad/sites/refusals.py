@@ -109,6 +109,10 @@ class Code(IntEnum):
         " the share federation.secure_sum.quorum",
     )
     INVITED = 39, "was invited to two sums by one invitation: their shares together would unmask what it sent"
+    PRODUCTS = (
+        40,
+        "has more products than a site brings to a federation; its log (lit-fedad site log) says why",
+    )
 
 
 class RefusalError(UserError):

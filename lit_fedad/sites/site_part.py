@@ -26,7 +26,7 @@ from lit_fedad.experiment.build import build_images, build_model, tells_products
 from lit_fedad.experiment.datasets import hashes_file
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.privacy.protection import is_protected
-from lit_fedad.sites.messages import Facts, are_products
+from lit_fedad.sites.messages import MOST_PRODUCTS, Facts, are_products
 from lit_fedad.sites.offer import Taken, taken_by
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings
@@ -198,10 +198,12 @@ def federated_images(
     """
     if isinstance(images, ImageSet):
         images = _renamed(images, settings)
+        if (number := len(images.categories)) > MOST_PRODUCTS:
+            detail = f"it has {number}, and at most {MOST_PRODUCTS} take part: name these in data.products"
+            raise RefusalError(Code.PRODUCTS, detail=detail)
         if not are_products(images.categories):
             raise RefusalError(
-                Code.NAMED,
-                detail="give at most 200, of 1 to 100 printable characters each, or policy.names=false",
+                Code.NAMED, detail="give names of 1 to 100 printable characters, or policy.names=false"
             )
         return images
     if settings.apart:

@@ -151,12 +151,24 @@ def test_products_are_named_anew_where_what_was_kept_is_gone(tmp_path, model, mo
     assert call(tmp_path, model)[0].told_apart == ["nut", "bolt"]
 
 
-def test_more_products_than_a_model_tells_apart_are_refused(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(enrolment, "tells_products", lambda config: True)
-    many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(102 - c)}) for c, own in FACTS.items()}
-    said = "sites name 203 products; a model tells at most 200 apart; site north names most, 102"
+@pytest.mark.parametrize(
+    ("apart", "most", "advice"), [(True, 200, r"\), or give a method"), (False, 1000, r"\)$")]
+)
+def test_more_products_than_a_model_tells_apart_or_a_message_names_are_refused(
+    tmp_path, model, monkeypatch, apart, most, advice
+):
+    """Sites could not read the longer lists of names, and said that their versions differ."""
+    monkeypatch.setattr(enrolment, "tells_products", lambda config: apart)
+    half = most // 2
+    many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(half + 1 - c)}) for c, own in FACTS.items()}
+    said = (
+        rf"^sites name {most + 1} products, and at most {most} take part in such a run; site north names most,"
+        rf" {half + 1}: leave some out \(data.products at the sites{advice}"
+    )
     with pytest.raises(UserError, match=said):
         call(tmp_path, model, facts=many)
+    many[0].held.popitem()
+    assert len(call(tmp_path, model, facts=many)[0].products) == most
 
 
 def test_a_site_that_is_known_is_not_asked_again(tmp_path, model):

@@ -3,11 +3,16 @@
 import json
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.sites.messages import Facts, Reply, Request
+from lit_fedad.sites.refusals import Code, RefusalError
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site_part import federated_images
 
 RUN = "0123456789abcdef"
 REQUEST = Request(
@@ -118,3 +123,15 @@ def test_of_an_error_comes_a_number_that_this_version_may_not_know():
 def test_a_site_draws_no_more_curves_in_the_tracker_than_methods_have():
     with pytest.raises(UserError, match="sent 51 scalars, at most 50"):
         Reply.from_bytes(Reply(scalars={f"loss_{number}": 1.0 for number in range(51)}).to_bytes())
+
+
+def test_a_site_brings_no_more_products_than_its_facts_hold(tmp_path):
+    """Other names would not help: the operator reads how many there are, and where to choose."""
+    many = ImageSet("many", tuple(Sample(Path("image.png"), f"{number}") for number in range(201)), ())
+    settings = SiteSettings("north", tmp_path, (), ())
+    with pytest.raises(RefusalError, match=r"it has 201, and at most 200 .* data\.products") as refused:
+        federated_images(many, None, (), settings)
+    assert refused.value.code == Code.PRODUCTS
+    assert not refused.value.numbers
+    of_200 = replace(many, train=many.train[1:])
+    assert len(federated_images(of_200, None, (), settings).categories) == 200
