@@ -151,11 +151,8 @@ class Worker:
                 return None
             try:
                 trial = self.study.ask(self.plan.distributions)
-            except (
-                ImportError,
-                ValueError,
-                ArithmeticError,
-            ) as error:  # it lacks a package, or cannot draw these
+            # The sampler lacks a package, or cannot draw these ranges.
+            except (ImportError, ValueError, ArithmeticError) as error:
                 self.reap()  # ends the trial that has begun
                 raise UserError(f"{self.plan.sampler['_target_']} draws no trial: {error}") from error
             trial.set_user_attr(WORKER, self.registry.number)
