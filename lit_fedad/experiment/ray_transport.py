@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
@@ -138,7 +139,7 @@ class RayTransport(LocalTransport):
         """Starts the workers, and Ray if it is not running yet.
 
         Raises:
-            UserError: If Ray cannot be started or reached.
+            UserError: If Ray cannot be started or reached, or this machine has no room for the workers.
         """
         import ray
 
@@ -149,13 +150,15 @@ class RayTransport(LocalTransport):
             if not ray.is_initialized():
                 ray.init(
                     address=chosen.address,
-                    num_cpus=None if chosen.address else max(1, round(chosen.workers * chosen.cpus)),
+                    num_cpus=None if chosen.address else max(1, math.ceil(chosen.workers * chosen.cpus)),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="error",
                 )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"simulation.address={chosen.address}: {first_line(error)}") from error
+        if not chosen.address:  # a cluster may grow
+            _refuse_too_many(chosen, ray.cluster_resources())
         # Ray must not repeat a call of `Worker.play`: if a worker dies, its client has failed in this exchange.
         options = {
             "num_cpus": chosen.cpus,
@@ -168,6 +171,17 @@ class RayTransport(LocalTransport):
         # Arguments are passed by value: with references into its object store, Ray would warn on the console that it
         # cannot restart a worker.
         return [remote.remote(self.config, self.build, threads) for _ in range(chosen.workers)]
+
+
+def _refuse_too_many(chosen: Simulation, room: Mapping[str, float]) -> None:
+    """Refuses workers for which Ray would wait without end, since it has too few cores or GPUs."""
+    for key, each, kind in (("cpus", chosen.cpus, "CPU"), ("gpus", chosen.gpus, "GPU")):
+        needed, there = round(chosen.workers * each, 4), room.get(kind, 0)
+        if needed > there:
+            raise UserError(
+                f"simulation.workers={chosen.workers} simulation.{key}={each:g} need {needed:g} {kind}s, and Ray has"
+                f" {there:g}; lower one of them"
+            )
 
 
 class Worker:
