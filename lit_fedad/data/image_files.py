@@ -113,7 +113,7 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; correct its name under data, or make a link of that name")
+        raise UserError(f"{folder}: no such folder; correct its name, or make a link of that name")
     images, dicom = [], []
     suffixes = frozenset(image_suffixes())
     for path in sorted(_files(folder, left_out), key=lambda path: path.parts):

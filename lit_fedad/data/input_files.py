@@ -33,7 +33,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(given_bytes(path, _MAX_BYTES).decode())
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; correct its name under data, or put it there") from None
+        raise UserError(f"{path}: no such file; correct its name, or put it there") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error)
         raise UserError(f"{path}: cannot be read as JSON: {reason}; correct it, or get it anew") from error
@@ -55,7 +55,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         UserError: It is missing, in another coding, or a row has more cells than there are columns.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file; correct its name under data, or put it there")
+        raise UserError(f"{path}: no such file; correct its name, or put it there")
     try:
         content = given_bytes(path, _MAX_BYTES)
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -43,7 +43,7 @@ def long_tail(sizes: Sequence[int], imbalance: float) -> list[int]:
         if not sizes_left[-1]:
             remedy = f"lower imbalance to at most {largest}" if size else "give it some or leave it out"
             raise UserError(
-                f"partition imbalance={imbalance}: class {number} of size {size} is left without images; {remedy}"
+                f"partition.imbalance={imbalance}: class {number} of size {size} is left without images; {remedy}"
             )
     return sizes_left
 
@@ -150,12 +150,12 @@ class LongTailedStages:
     def _check_classes(self, sizes: Mapping[str, int], name: str) -> None:
         if self.classes > len(sizes):
             raise UserError(
-                f"partition classes={self.classes}: {name} has {len(sizes)} classes; lower classes to that"
+                f"partition.classes={self.classes}: {name} has {len(sizes)} classes; lower classes to that"
             )
         for category, size in sizes.items():
             if 0 < size <= self.server_labelled:
                 raise UserError(
-                    f"partition server_labelled={self.server_labelled} leaves none of the {size} images of class"
+                    f"partition.server_labelled={self.server_labelled} leaves none of the {size} images of class"
                     f" '{category}'; lower it below {size}"
                 )
 
@@ -212,11 +212,11 @@ class ProductsInTurn:
     def _order(self, by_category: Mapping[str, Sequence[int]]) -> Sequence[str]:
         order = list(by_category) if self.order is None else self.order
         if not order:
-            raise UserError("partition order=[]: name at least one category, or give null for all")
+            raise UserError("partition.order=[]: name at least one category, or give null for all")
         for position, category in enumerate(order):
             require_known(category, by_category, f"partition.order: no category '{category}'")
             if category in order[:position]:
-                raise UserError(f"partition order: category '{category}' is named twice; remove one")
+                raise UserError(f"partition.order: category '{category}' is named twice; remove one")
             if len(by_category[category]) < self.clients:
                 raise UserError(
                     f"partition: {self.clients} clients but {len(by_category[category])} training images of category"

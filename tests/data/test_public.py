@@ -77,7 +77,7 @@ def test_a_folder_and_those_below_it(photographs):
 def test_folders_without_images_are_one_line(photographs, tmp_path):
     (tmp_path / "empty").mkdir()
     for path, message in (
-        (tmp_path / "none", "none: no such folder"),
+        (tmp_path / "none", "none: no such folder; correct its name, or"),
         (tmp_path / "empty", "holds no image"),
     ):
         with refusal(message):
@@ -134,6 +134,7 @@ def configured(*overrides):
 def test_the_configurations_build(photographs, tmp_path):
     np.savez(tmp_path / "p.npz", images=pixels(5))
     assert configured("public=synthetic", "public.count=9").shape == (9, 3, 8, 8)
+    assert configured("public=natural", "public.count=9").shape == (9, 3, 8, 8)
     assert configured("public=folder", f"public.root={photographs}", "public.count=3").shape == (3, 3, 8, 8)
     given = (f"public.root={tmp_path}", "public.file=p.npz")
     assert configured("public=packed", *given).shape == (5, 3, 8, 8)
@@ -147,6 +148,22 @@ def test_natural_images_are_read_where_they_are_given(photographs, tmp_path):
     assert torch.equal(natural(None, 8, 5, seed=2), synthetic(5, 8, seed=2))
     with pytest.raises(UserError, match="public.count=null takes every image"):
         natural(None, 8, None)
+
+
+def test_the_seed_draws_images_of_folders_and_files(photographs, tmp_path):
+    np.savez(tmp_path / "p.npz", images=pixels(4))
+    for name, given in (("folder", ()), ("packed", ("public.file=p.npz",))):
+        draws = [
+            configured(
+                f"public={name}",
+                f"public.root={photographs}",
+                "public.count=2",
+                f"public.seed={seed}",
+                *given,
+            )
+            for seed in range(8)
+        ]
+        assert len({draw.numpy().tobytes() for draw in draws}) > 1
 
 
 def test_an_image_folder_is_a_class_of_its_own(tmp_path):

@@ -66,7 +66,7 @@ def test_no_class_keeps_more_than_it_has():
     [
         ([5, 5], 0.5, r"imbalance=0\.5 must be at least 1"),
         ([5, 5], float("nan"), "imbalance=nan must be at least 1"),
-        ([30, 9, 20], 50, "class 2 of size 20 is left without images; lower imbalance to at most 30"),
+        ([30, 9, 20], 50, r"partition\.imbalance=50: class 2 of size 20 .* lower imbalance to at most 30"),
         ([30, 0, 20], 1, "class 1 of size 0 is left without images; give it some or leave it out"),
     ],
 )
@@ -284,14 +284,17 @@ def test_different_seeds_differ():
         (lambda: LongTailedStages(server_labelled=-1), "server_labelled=-1 must be at least 0"),
         (lambda: LongTailedStages(min_stages=0), r"min_stages=0 must be in \[1, 5\]"),
         (lambda: LongTailedStages(min_stages=6), r"min_stages=6 must be in \[1, 5\]"),
-        (lambda: LongTailedStages(classes=4), "classes=4: toy has 3 classes; lower classes to that"),
+        (
+            lambda: LongTailedStages(classes=4),
+            r"partition\.classes=4: toy has 3 classes; lower classes to that",
+        ),
         (
             lambda: LongTailedStages(classes=2, imbalance=41),
             "class 2 of size 20 .*lower imbalance to at most 40",
         ),
         (
             lambda: LongTailedStages(classes=2, server_labelled=20),
-            "server_labelled=20 .* the 20 images of class 'c'; lower it below 20",
+            r"partition\.server_labelled=20 .* the 20 images of class 'c'; lower it below 20",
         ),
         (
             lambda: LongTailedStages(clients=20, classes=1, stages=5, imbalance=1),
@@ -303,8 +306,8 @@ def test_different_seeds_differ():
             "21 clients but 20 training images of category 'c'; lower partition.clients",
         ),
         (lambda: ProductsInTurn(order=["b", "x"]), "partition.order: no category 'x'; the nearest is"),
-        (lambda: ProductsInTurn(order=["b", "a", "b"]), "category 'b' is named twice"),
-        (lambda: ProductsInTurn(order=[]), "name at least one category"),
+        (lambda: ProductsInTurn(order=["b", "a", "b"]), r"partition\.order: category 'b' is named twice"),
+        (lambda: ProductsInTurn(order=[]), r"partition\.order=\[\]: name at least one category"),
     ],
 )
 def test_faults_are_one_line(strategy, message):
