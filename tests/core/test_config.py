@@ -340,6 +340,35 @@ def test_every_source_of_public_images_builds(public, tree, tmp_path):
     assert (images.shape, images.dtype) == ((5, 3, 16, 16), torch.uint8)
 
 
+CLIENT, SERVER = "client.condensation", "server.training"
+CONDENSED = {"steps": f"{CLIENT}.steps", "batch": f"{CLIENT}.batch"}
+TRAINED = {
+    "epochs": f"{SERVER}.epochs",
+    "server_rate": f"{SERVER}.learning_rate",
+    "weight_decay": f"{SERVER}.weight_decay",
+}
+TAKEN = {
+    "fedvck": {
+        **CONDENSED, **TRAINED, "share": "client.share", "bias": "client.bias",
+        "learning_rate": f"{CLIENT}.learning_rate", "clip": f"{CLIENT}.clip",
+        "contrast": "server.contrast", "temperature": "server.temperature",
+    },
+    "fedvck_sums": {**TRAINED, "bias": "client.bias", "server_steps": "server.descent.steps"},
+    "feddm": {**CONDENSED, "epochs": TRAINED["epochs"]},
+    "desa": CONDENSED,
+}  # fmt: skip
+"""What methods take from the group `condensation`, as its comment says, and where."""
+
+
+@pytest.mark.parametrize("method", TAKEN)
+def test_methods_take_their_settings_of_condensation_from_its_group(method):
+    keys = compose([f"method={method}"])["condensation"]
+    given = {key: 1001 + number for number, key in enumerate(keys)}
+    config = compose([f"method={method}", *(f"condensation.{key}={value}" for key, value in given.items())])
+    places = {str(value): place for place, value in flatten(config["method"]).items()}
+    assert {key: places[str(value)] for key, value in given.items() if str(value) in places} == TAKEN[method]
+
+
 @pytest.mark.parametrize("federation", choices("federation"))
 def test_every_federation_builds(federation):
     section = compose([f"federation={federation}"])["federation"]

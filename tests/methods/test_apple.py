@@ -34,7 +34,7 @@ def authors_lambda(schedule, r, count):
     return 0.001 ** (r / count) if schedule == "exponential" else (np.cos(np.pi / count * r) + 1) / 2
 
 
-def by_hand(hand, data, rate, mu, early, schedule="exponential"):
+def by_hand(hand, data, rate, momentum, mu, early, schedule):
     """Cores [N, 2, 3] and relations [N, N] after three rounds, by the authors' rules; `early` in rounds."""
     sizes = np.array([len(loader.dataset) for loader in data.values()])
     shares = sizes / sizes.sum()
@@ -48,7 +48,7 @@ def by_hand(hand, data, rate, mu, early, schedule="exponential"):
                 slope = hand.gradient(np.tensordot(p, mine, axes=1), x, y)
                 by_relation = (slope * mine).sum((1, 2)) + weight * 2 * (p - shares)
                 mine[n] -= STEP * p[n] * slope
-                velocity = 0.9 * velocity + by_relation
+                velocity = momentum * velocity + by_relation
                 p = p - rate * velocity
             cores[n], relations[n] = mine[n], p
     return cores, relations
@@ -71,14 +71,21 @@ def apple(federate, make_linear):
 
 @pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
 @pytest.mark.parametrize(
-    ("rate", "mu", "early", "schedule"),
-    [(0.02, 0.5, 1.0, "exponential"), (0.02, 2.0, 0.7, "cosine"), (0.0, 0.5, 1.0, "exponential")],
+    ("rate", "momentum", "mu", "early", "schedule"),
+    [
+        (0.02, 0.9, 0.5, 1.0, "exponential"),
+        (0.02, 0.4, 2.0, 0.7, "cosine"),
+        (0.0, 0.9, 0.5, 1.0, "exponential"),
+    ],
 )
-def test_three_rounds_are_the_authors(apple, hand, points_by_hand, clients, rate, mu, early, schedule):
+def test_three_rounds_are_the_authors(
+    apple, hand, points_by_hand, clients, rate, momentum, mu, early, schedule
+):
     data = {number: points_by_hand[client] for number, client in enumerate(clients)}
-    settings = {"relation_learning_rate": rate, "mu": mu, "early": early, "schedule": schedule}
+    relations = {"relation_learning_rate": rate, "relation_momentum": momentum}
+    settings = {**relations, "mu": mu, "early": early, "schedule": schedule}
     played = apple(data, client=settings)
-    cores, relations = by_hand(hand, data, rate, mu, int(early * ROUNDS), schedule)
+    cores, relations = by_hand(hand, data, rate, momentum, mu, int(early * ROUNDS), schedule)
     nearly(cores_of(played.server.known), cores)
     for client in data:
         nearly(played.pool.get(client)["relations"], relations[client])

@@ -242,13 +242,14 @@ def update(server, gradients, classes) -> Update:
 
 
 def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
-    server = CReFFServer(CReFFClient(make()), **QUICK)
+    settings = {**QUICK, "matching_rate": 0.3, "retraining_rate": 0.2, "batch_size": 5}
+    server = CReFFServer(CReFFClient(make()), **settings)
     first = torch.randn(K, 6, WIDTH, generator=Context(0, 1).generator("federated features"))
     initial = side_by_side(server.auxiliary).clone()
     wanted = rows(2, K, WIDTH + 1).float()
     server.context = Context(0, 1)
     server.aggregate({0: update(server, wanted[:1], [1]), 1: update(server, wanted[1:], [3])})
-    held, before, after = match(first[[1, 3]], torch.tensor([1, 3]), wanted, initial, 4, 0.1)
+    held, before, after = match(first[[1, 3]], torch.tensor([1, 3]), wanted, initial, 4, 0.3)
     exactly(server.features[[1, 3]], held)
     exactly(server.features[[0, 2]], first[[0, 2]])
     assert server.diagnostics() == {"matching_loss_before": before, "matching_loss_after": after}
@@ -258,7 +259,7 @@ def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
     def retrained(round, features, labels):
         with Context(0, round).seeded("classifier re-training"):
             labels = torch.tensor(labels).repeat_interleave(6)
-            weight, bias = train_classifier(nn.Linear(WIDTH, K), features.flatten(0, 1), labels, 3, 0.01, 32)
+            weight, bias = train_classifier(nn.Linear(WIDTH, K), features.flatten(0, 1), labels, 3, 0.2, 5)
         return {WEIGHT: weight, BIAS: bias}
 
     exactly(server.auxiliary, retrained(1, held, [1, 3]))
@@ -266,7 +267,7 @@ def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
     server.context = Context(0, 2)
     classifier = side_by_side(server.auxiliary)
     server.aggregate({2: update(server, wanted, [0, 3])})
-    second = match(torch.stack([first[0], held[1]]), torch.tensor([0, 3]), wanted, classifier, 4, 0.1)[0]
+    second = match(torch.stack([first[0], held[1]]), torch.tensor([0, 3]), wanted, classifier, 4, 0.3)[0]
     exactly(server.features, torch.stack([second[0], held[0], first[2], second[1]]))
     exactly(server.auxiliary, retrained(2, server.features[[0, 1, 3]], [0, 1, 3]))
 

@@ -83,7 +83,7 @@ def test_the_client_s_loss_by_hand():
 
 
 def test_the_contrast_has_no_gradient_through_anchors():
-    client = client_of(anchor_weight=0.0, distillation=0.0, contrast=1.0).eval()
+    client = client_of(anchor_weight=0.0, distillation=0.0, contrast=2.0, contrast_temperature=0.3).eval()
     client.anchors, client.labels = upload([0, 1])["images"], torch.tensor([0, 1])
     batch = next(iter(loader([0, 1, 2, 1])))
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_the_contrast_has_no_gradient_through_anchors():
         held = task({"image": ((client.anchors / 255 - mean) / std)[rows]})
     features = task(batch)
     labels = torch.cat([batch["label"], client.labels[rows]])
-    loss = supervised_contrast(torch.cat([features, held]), labels, 0.07)
+    loss = 2 * supervised_contrast(torch.cat([features, held]), labels, 0.3)
     (task.objective(features, batch)["loss"] + loss).backward()
     torch.testing.assert_close(found, task.encoder.mix.weight.grad, rtol=1e-4, atol=1e-5)
 

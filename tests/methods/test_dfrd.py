@@ -6,6 +6,7 @@ import torch
 from helpers.feddm import data_of, make
 
 from lit_fedad.contracts import Context, Update
+from lit_fedad.methods import dfrd
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
 from lit_fedad.methods.parts.client_bases import COUNTS
 from lit_fedad.models.conditional_gan import ConditionalGenerator
@@ -87,7 +88,7 @@ def test_different_models_move_it_and_the_moving_average_follows():
 
 
 def test_the_generator_s_loss_by_hand():
-    weights = {"transfer": 2.0, "diversity": 3.0, "embedding_bound": 5.0}
+    weights = {"transfer": 2.0, "diversity": 3.0, "embedding_bound": 5.0, "temperature": 3.0}
     server = server_of(steps=1, generator_steps=1, distillation_steps=1, **weights)
     updates = uploads(server)
     for client, label in enumerate([0, 2]):  # the ensemble is right where the average is in doubt
@@ -108,7 +109,7 @@ def test_the_generator_s_loss_by_hand():
         first = torch.tensor([1.0, 0.5, 0.0])[labels, None]
         teacher = first * logits[0] + (1 - first) * logits[1]
         lengths = network.embedding(labels).norm(dim=1)
-        apart = disagreement(teacher, logits[2], labels, server.temperature)
+        apart = disagreement(teacher, logits[2], labels, 3.0)
         expected = (
             torch.nn.functional.cross_entropy(teacher, labels)
             - 2 * apart
@@ -118,6 +119,30 @@ def test_the_generator_s_loss_by_hand():
     assert apart > 0
     server.aggregate(updates)
     assert server.diagnostics()["generator_loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_the_server_s_steps_have_the_rates_that_are_set(monkeypatch):
+    """In each turn Adam with the released code's betas on the generator, then SGD on the average; both start anew."""
+    taken = []
+    monkeypatch.setattr(dfrd, "take_step", lambda optimizer, loss, key: taken.append(optimizer) or 0.0)
+    rates = {"generator_rate": 0.3, "learning_rate": 0.2, "weight_decay": 0.1}
+    server_of(**rates, generator_steps=3, distillation_steps=4).aggregate(uploads(server_of()))
+    turns = [(type(optimizer), optimizer.defaults["lr"]) for optimizer in taken]
+    assert turns == 2 * [*3 * [(torch.optim.Adam, 0.3)], *4 * [(torch.optim.SGD, 0.2)]]
+    assert len(set(map(id, taken))) == 4
+    assert taken[0].defaults["betas"] == (0.5, 0.999)
+    assert (taken[3].defaults["weight_decay"], taken[3].defaults["momentum"]) == (0.1, 0)
+
+
+def test_every_divergence_has_the_temperature_and_replay_weighs_the_second(monkeypatch):
+    monkeypatch.setattr(
+        dfrd, "divergence", lambda logits, teacher, temperature: 0 * logits.sum() + temperature
+    )
+    server = server_of(temperature=3.0, replay=0.25, transfer=1.0, diversity=0.0, embedding_bound=0.0)
+    for round, expected in ((1, 3.0), (2, 3.0 + 0.25 * 3.0)):
+        server.context = Context(0, round)
+        server.aggregate(uploads(server))
+        assert server.diagnostics()["distillation_loss"] == pytest.approx(expected)
 
 
 def test_images_of_the_moving_average_are_replayed_from_round_2_on():

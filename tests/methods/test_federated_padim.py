@@ -47,6 +47,16 @@ def play(federate, data, **settings):
     return federate(FederatedPaDiMClient, FederatedPaDiMServer, **parts)
 
 
+def test_channels_are_drawn_by_their_seed_alone():
+    draws = [PaDiM(TinyPyramid(), 4, 32, CHANNELS, channel_seed=seed).selected.tolist() for seed in range(8)]
+    torch.manual_seed(1)
+    again = [PaDiM(TinyPyramid(), 4, 32, CHANNELS, channel_seed=seed).selected.tolist() for seed in range(8)]
+    assert draws == again
+    assert len(set(map(tuple, draws))) > 1
+    assert all(len(drawn) == CHANNELS and drawn == sorted(set(drawn)) for drawn in draws)
+    assert set().union(*draws) == set(range(8))
+
+
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 2, 9), (3, 2, 5, 2)])
 def test_is_the_central_fit_whatever_the_partition(federate, make_loader, sizes, secure, monkeypatch):
