@@ -123,6 +123,16 @@ def test_a_first_step_is_adamw_of_the_mean_over_groups_behind_dropout(backbone):
         torch.testing.assert_close(weight.detach(), before[name] - 1e-3 * (0.1 * before[name] + sign))
 
 
+def test_the_objective_has_the_task_s_share_and_gradient_of_well_rebuilt_positions(backbone):
+    task = make(backbone, easy_share=0.6, easy_gradient=0.3)
+    batch, weight = task.view(images()), task.decoder[0].project.weight
+    pairs = task.pairs(task(batch), batch)
+    expected = sum(loose_cosine(f, g, easy_share=0.6, easy_gradient=0.3) for f, g in pairs) / len(pairs)
+    (gradient,) = torch.autograd.grad(expected, weight)
+    (found,) = torch.autograd.grad(task.objective(task(batch), batch)["loss"], weight)
+    torch.testing.assert_close(found, gradient)
+
+
 def test_backbones_of_several_resolutions_are_refused():
     with pytest.raises(UserError, match="give a transformer, as backbone=dinov2_small"):
         Dinomaly(TinyPyramid(), image_size=32)

@@ -45,7 +45,7 @@ def test_the_loss_is_that_of_the_paper():
 
 
 def test_maps_are_scaled_by_quantiles_of_normal_images():
-    task, batch, normal = make(), images(), images(5, seed=3)
+    task, batch, normal = make(low=0.6, high=0.8), images(), images(5, seed=3)
     task.refresh([normal], Context(seed=0, round=1))
 
     def errors(image):
@@ -55,12 +55,22 @@ def test_maps_are_scaled_by_quantiles_of_normal_images():
     expected = 0.0
     for own, seen in zip(errors(batch["image"]), errors(normal["image"]), strict=True):
         ordered = np.sort(seen.ravel())
-        low, high = (ordered[int(share * len(ordered))] for share in (0.9, 0.995))
+        low, high = (ordered[int(share * len(ordered))] for share in (0.6, 0.8))
         expected += 0.5 * 0.1 * (own - low) / (high - low)
     found = task.predict_step(batch)
     drawn = task.draw(torch.from_numpy(expected).float().flatten())
     torch.testing.assert_close(found.anomaly_map, drawn, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found.image_score, drawn.flatten(1).amax(1), rtol=1e-3, atol=1e-3)
+
+
+def test_image_scores_leave_out_the_rim_and_average_the_highest_pixels():
+    task = make(rim=1, top=0.5)
+    errors = torch.rand(2, 16, 2, generator=torch.Generator().manual_seed(4))
+    found = task.predict(errors, images(2))  # quantiles are 0 and 1: a tenth of the mean of both errors
+    inner = torch.zeros(2, 4, 4)
+    inner[:, 1:3, 1:3] = 0.1 * errors.mean(2).view(2, 4, 4)[:, 1:3, 1:3]
+    pixels = np.sort(task.draw_map(inner).flatten(1).numpy())[:, 32 * 32 // 2 :]
+    np.testing.assert_allclose(found.image_score, pixels.mean(1), rtol=1e-5)
 
 
 def test_the_teacher_is_standardised_by_local_images_unless_statistics_were_loaded():

@@ -53,15 +53,18 @@ def test_loss_and_score_by_hand():
 
 
 def test_the_warm_up_is_simclr_by_sgd_and_then_adam():
-    task = make()
+    rates = {"learning_rate": 0.3, "momentum": 0.6, "weight_decay": 0.2, "finetuning_rate": 0.04}
+    task = make(**rates)
     features = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
     batch = {"views": features.view(2, 4, 8)}
     task.round = 1
     expected = SimCLR()(task.projection(features).view(2, 4, 3), batch)["loss"]
     assert torch.equal(task.objective(features, batch)["loss"], expected)
-    assert isinstance(task.configure_optimizers(), torch.optim.SGD)
+    (settings,) = task.configure_optimizers().param_groups
+    assert [settings[key] for key in ("lr", "momentum", "weight_decay")] == [0.3, 0.6, 0.2]
     task.round = 2
-    assert isinstance(task.configure_optimizers(), torch.optim.Adam)
+    (settings,) = task.configure_optimizers().param_groups
+    assert [settings[key] for key in ("lr", "betas", "weight_decay")] == [0.04, (0.9, 0.999), 0]
     assert not torch.equal(task.objective(features, batch)["loss"], expected)
 
 

@@ -106,6 +106,11 @@ def test_a_first_step_goes_against_the_sign_of_the_gradient(batch):
     assert not any(p.requires_grad for p in task.backbone.parameters())
 
 
+def test_embedding_and_stages_of_the_decoder_have_as_many_residual_blocks():
+    task = ReverseDistillation(TinyPyramid(), image_size=40, blocks=3)
+    assert [len(stage) for stage in (task.embedder.embed, *task.decoder.stages)] == [3, 3, 3]
+
+
 def test_images_that_leave_a_code_of_one_position_are_refused():
     with pytest.raises(UserError, match=r"image.size=16: the backbone's deepest map has \(2, 2\) positions"):
         ReverseDistillation(TinyPyramid(), image_size=16)

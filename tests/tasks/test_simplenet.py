@@ -12,7 +12,7 @@ from lit_fedad.tasks.simplenet import SimpleNet
 
 def make(**settings):
     torch.manual_seed(0)
-    given = {"hidden": 6, "sigma": 0.0, "noise": 0.3}
+    given = {"hidden": 6, "sigma": 0.0, "noise": 0.3, "margin": 0.7}
     task = SimpleNet(TinyPyramid(), grid=4, image_size=32, **{**given, **settings})
     task.load_statistics(torch.rand(8), 0.5 + torch.rand(8))
     return task
@@ -44,7 +44,7 @@ def test_the_loss_is_that_of_the_paper():
     noise = 0.3 * torch.randn(3, 16, 8).flatten(0, 1).double().numpy()
     rows = adapted(task, batch)
     normal, anomalous = np.split(discriminated(task, np.concatenate([rows, rows + noise])), 2)
-    expected = np.maximum(0, 0.5 - normal).mean() + np.maximum(0, 0.5 + anomalous).mean()
+    expected = np.maximum(0, 0.7 - normal).mean() + np.maximum(0, 0.7 + anomalous).mean()
     torch.manual_seed(5)
     assert task.training_step(batch)["loss"].item() == pytest.approx(expected, rel=1e-5)
 
