@@ -15,6 +15,9 @@ MessageSpec = Mapping[str, "TensorSpec"]
 LARGEST = 1e9
 """Default bound of the magnitude of values; sums of squares of values up to it are still finite."""
 
+LARGEST_SQUARES = LARGEST**3
+"""Bound of sums of squares: of up to `LARGEST` values of a magnitude up to `LARGEST`."""
+
 
 @dataclass(frozen=True)
 class Free:

@@ -30,6 +30,7 @@ from lit_fedad.contracts import (
     senders,
 )
 from lit_fedad.contracts.disclosure import Disclosures
+from lit_fedad.contracts.message import LARGEST_SQUARES
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
@@ -162,7 +163,7 @@ class FederatedBankClient(FedDyMemClient):
             "anchors": rows,
             "sum_memory": rows,
             "sum_counts": sums,
-            "sum_squares": sums,
+            "sum_squares": TensorSpec((slots,), low=0, high=LARGEST_SQUARES),
             "sum_images": TensorSpec((slots,), torch.int64, low=0),
             "counted": TensorSpec((), torch.int64, low=0, high=1),
         }

@@ -7,6 +7,7 @@ moments of images that have come since.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Evidence, Exchange, Exchanges, Message, MessageSpec, Sums, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
+from lit_fedad.contracts.message import LARGEST_SQUARES
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
@@ -183,8 +185,8 @@ class Residuals(_SendState):
 
     def upload_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
         """Declares the form of `send`."""
-        sums = TensorSpec((client.task.clusters,), low=0, counted=True)
-        return {"squares": sums, "counts": sums}
+        sums = partial(TensorSpec, (client.task.clusters,), low=0, counted=True)
+        return {"squares": sums(high=LARGEST_SQUARES), "counts": sums()}
 
     def validate(self, server: FederatedSubspaceServer, client_id: int, update: Update) -> None:
         """Checks the counts."""

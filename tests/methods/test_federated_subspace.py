@@ -10,7 +10,7 @@ from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Half
-from lit_fedad.federation.message_check import outliers
+from lit_fedad.federation.message_check import check, outliers
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import residual_basis
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
@@ -234,6 +234,13 @@ def test_residuals_of_more_patches_than_there_are_are_refused(make_subspace):
     exchange.validate(server, 0, Update({"counts": torch.tensor([20.0, 12.0])}, 2))
     with pytest.raises(UserError, match="counts 33 vectors, but its images have 32"):
         exchange.validate(server, 0, Update({"counts": torch.tensor([20.0, 13.0])}, 2))
+
+
+def test_sums_of_residuals_may_exceed_the_bound_of_a_single_value(make_subspace):
+    client = FederatedSubspaceClient(make_subspace(clusters=2, image_score=LocalScale(1.0)))
+    exchange = next(one for one in exchanges_of(client).setup if one.name == "residuals")
+    sent = {"squares": torch.tensor([4e9, 0.0]), "counts": torch.tensor([16.0, 16.0])}
+    check(sent, exchange.upload_spec(client), "client 0")
 
 
 def test_a_client_with_forty_times_as_many_images_is_no_outlier(play, make_loader, tap):

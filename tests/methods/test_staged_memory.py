@@ -11,6 +11,7 @@ from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts import Update
+from lit_fedad.contracts.message import LARGEST
 from lit_fedad.contracts.state import load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
@@ -40,6 +41,15 @@ class Images(Dataset):
         return {"image": torch.stack(drawn), "index": torch.tensor(indices)}
 
 
+class FarApart(Images):
+    """Images whose later stages are 100,000 times as bright as the first."""
+
+    def __getitems__(self, indices):
+        drawn = super().__getitems__(indices)
+        factors = torch.tensor([1e5 if i % 6 >= 3 else 1.0 for i in indices])
+        return {**drawn, "image": drawn["image"] * factors[:, None, None, None]}
+
+
 class Nobody(Evaluator):
     """Scores nothing."""
 
@@ -55,13 +65,13 @@ def play(tmp_path, monkeypatch):
     """Plays as many rounds of the stages above as are asked for, and returns the federation."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
-    def play(client, server, rounds, schedule="stage_major", **protection):
+    def play(client, server, rounds, schedule="stage_major", images=Images, **protection):
         federation = federation_of(
             client,
             server,
             tmp_path,
             **protection,
-            data=StreamDataModule(Images(), Images(), STAGES, rounds, schedule, batch_size=4),
+            data=StreamDataModule(images(), images(), STAGES, rounds, schedule, batch_size=4),
             evaluator=Nobody(),
             rounds=rounds,
             evaluate_every=100,
@@ -88,6 +98,17 @@ def test_sums_count_the_images_of_all_stages(play, changes):
     play(client, server, rounds=3)
     assert client.sent["counts"].sum() == 6 * PATCHES
     assert server.known["memory"].isfinite().all()
+
+
+def test_sums_of_images_far_from_the_first_stage_fit_their_message(play):
+    """The first stage's statistics scale them, so that a squared residual may exceed a single value's bound."""
+    client, server = of_sums()
+    played = play(client, server, rounds=3, images=FarApart)
+    assert server.slots_of["sum_squares"].max() > LARGEST
+    counts = played.ask(
+        3, LocalQuery("counts", lambda live, number: int(live.sums["counted"])), [0], sums=True
+    )
+    assert counts == {0: 1}
 
 
 @pytest.mark.parametrize("rounds", [4, 6, 7])
