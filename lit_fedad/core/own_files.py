@@ -1,8 +1,10 @@
-"""Finds the configuration files of the user's own packages, which ``LIT_FEDAD_PACKAGES`` names."""
+"""Finds the files of the user's own packages, which ``LIT_FEDAD_PACKAGES`` names."""
 
+import hashlib
 import importlib.util
 import os
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
@@ -21,16 +23,43 @@ def own_folders() -> list[Path]:
     Raises:
         UserError: If Python does not find a package.
     """
-    folders = []
-    for name in own_packages():
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):  # of a package within another, which is missing
-            spec = None
-        if spec is None:
-            raise UserError(f"{PACKAGES}={name}: Python finds no such package; add its folder to PYTHONPATH")
-        folders += [Path(place).resolve() / "conf" for place in spec.submodule_search_locations or ()]
-    return [folder for folder in folders if folder.is_dir()]
+    places = [place for name in own_packages() for place in _found(name).submodule_search_locations or ()]
+    return [folder for place in places if (folder := Path(place).resolve() / "conf").is_dir()]
+
+
+def code_of(targets: Iterable[str]) -> dict[str, str]:
+    """Computes the SHA-256 of every Python file of the own packages that targets belong to, by path in the package.
+
+    Args:
+        targets: Dotted names, such as ``my_package.losses.Focal``; those of other packages do not matter.
+
+    Raises:
+        UserError: If Python does not find a package.
+    """
+    starts = tuple(targets)
+    used = [name for name in own_packages() if any(target.startswith(f"{name}.") for target in starts)]
+    digests = {}
+    for name in used:
+        spec = _found(name)
+        files = {
+            f"{name}/{file.relative_to(place).as_posix()}": file
+            for place in spec.submodule_search_locations or ()
+            for file in Path(place).rglob("*.py")
+        }
+        for path, file in (files or {name: Path(str(spec.origin))}).items():  # a module is one file
+            digests[path] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return digests
+
+
+def _found(name: str) -> ModuleSpec:
+    """Finds a package without importing it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # of a package within another, which is missing
+        spec = None
+    if spec is None:
+        raise UserError(f"{PACKAGES}={name}: Python finds no such package; add its folder to PYTHONPATH")
+    return spec
 
 
 def by_name(group: str, folders: Iterable[Path]) -> dict[str, Path]:

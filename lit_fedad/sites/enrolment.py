@@ -147,7 +147,7 @@ def differences(
 _ADVICE = {
     "configuration": (
         "composed configuration",
-        "give its cache and fabric sections the values that others have",
+        "give its cache and fabric sections the values, and your own packages the files, that others have",
     ),
     "backbone": ("backbone", "give it the same file of weights: here {taken}, of {name}"),
     "initial": ("initial weights", "install the same torch and the same backbone"),

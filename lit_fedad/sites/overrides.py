@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.core.building import locate, options_of, takes
+from lit_fedad.core.building import locate, options_of, takes, targets
 from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import CIRCUMSTANCES, identity
 from lit_fedad.core.nested import value_at
+from lit_fedad.core.own_files import PACKAGES, code_of
 from lit_fedad.core.text import printable
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.data.transform import Fit
@@ -38,6 +39,8 @@ models depend on them; the range is bounded, since the size of gradients depends
 
 OPERATORS = ("calibration.group", "image.page")
 """Keys that only a site's own operator may set: a regular expression over the names of its files, and their page."""
+
+_OWN_CHOICE = f"if it is of a package of your own, install that and set {PACKAGES}"
 
 _CALLED = ("method.name", "method.paper", "method.under")
 """Keys of a method's names, which only the packaged file of the method sets."""
@@ -88,7 +91,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         elif re.split("[./]", key)[0] in OWN or key in OPERATORS + _CALLED:
             raise OverrideError(override, f"each site sets {key} for itself", number)
         elif key in groups and value not in (*choices(key), "null"):
-            raise OverrideError(override, f"{key} has no choice {value} here", number)
+            raise OverrideError(override, f"{key} has no choice {value} here; {_OWN_CHOICE}", number)
         elif "/" in key and key not in groups:
             raise OverrideError(override, f"there is no group {key} here", number)
 
@@ -211,9 +214,14 @@ def of_one_client(overrides: Sequence[str]) -> bool:
 
 
 def agreed_hash(config: Config) -> str:
-    """Computes the hash of the settings that all machines of a federation must have in common."""
+    """Computes the hash of what all machines of a federation must have in common: settings, and the code of own parts.
+
+    The library's code is compared by its version; a package of the user's own may have none.
+    """
     shared = {
         "calibration": {**config["calibration"], "group": None},
         "image": {**config["image"], "page": None},
     }
-    return identity({**config, **shared, "data": None, "partition": None, "public": None})
+    agreed = {**config, **shared, "data": None, "partition": None, "public": None}
+    code = code_of(map(str, targets(agreed)))
+    return identity({**agreed, "code": code} if code else agreed)

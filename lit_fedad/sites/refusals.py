@@ -33,7 +33,7 @@ class Code(IntEnum):
     FAILED = 1, "failed; entry {0} of its log (lit-fedad site log) says why"
     AGAIN = 2, "has not kept the server's message"
     REQUEST = 3, "cannot read the request: install the same version of lit_fedad at all sites"
-    OVERRIDE = 4, "takes no override such as number {0} of the federation's"
+    OVERRIDE = 4, "does not take override {0} of federation.yaml; its log (lit-fedad site log) says why"
     CONFIGURATION = 5, "cannot compose the federation's configuration; its log (lit-fedad site log) says why"
     NOT_ALLOWED = (
         6,

@@ -5,6 +5,7 @@ import pytest
 from lit_fedad.core.config import choices, compose, files_of
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.own_files import code_of
 
 METHOD = """# @package _global_
 defaults: [fedprox]
@@ -81,3 +82,16 @@ def test_a_trusted_module_without_files_adds_none(tmp_path, monkeypatch):
     before = choices("method")
     monkeypatch.setenv("LIT_FEDAD_PACKAGES", "own_module")
     assert choices("method") == before
+
+
+def test_the_code_of_own_parts_is_that_of_the_packages_that_targets_name(write, tmp_path, monkeypatch):
+    (tmp_path / "own_module.py").touch()
+    monkeypatch.setenv("LIT_FEDAD_PACKAGES", "own_package,own_module,unused")
+    write("method/own_prox.yaml", METHOD)  # settings are compared by their values
+    code = code_of(
+        ["own_package.tasks.Own", "own_module.Loss", "torch.nn.ReLU", "own_package_of_another.Part"]
+    )
+    assert list(code) == ["own_package/__init__.py", "own_module"]
+    (tmp_path / "own_module.py").write_text("changed = 1")
+    changed = code_of(["own_package.tasks.Own", "own_module.Loss"])
+    assert [path for path in code if code[path] != changed[path]] == ["own_module"]

@@ -89,6 +89,25 @@ def test_machines_agree_whatever_is_their_own():
         ) != agreed_hash(one)
 
 
+def test_machines_agree_about_the_code_of_own_parts(tmp_path, monkeypatch):
+    """Their settings and first weights may be equal all the same."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (code := tmp_path / "own_client.py").write_text("RATE = 1")
+    config = compose_overrides(["method=fedavg", "debug=seconds"])
+    config["method"]["client"]["_target_"] = "own_client.Client"
+    monkeypatch.setenv("LIT_FEDAD_PACKAGES", "own_client")
+    one = agreed_hash(config)
+    assert agreed_hash(config) == one
+    code.write_text("RATE = 2")
+    assert agreed_hash(config) != one
+
+
+@pytest.mark.parametrize("word", ["method=own", "task=own"])
+def test_a_choice_that_is_missing_here_may_be_of_an_own_package(word):
+    with pytest.raises(UserError, match="no choice own here; .*install that and set LIT_FEDAD_PACKAGES$"):
+        check_overrides([word])
+
+
 @pytest.mark.slow
 def test_the_coordinator_decides_the_size_of_photographs_for_sites_of_any_memory(monkeypatch):
     words = with_size(["method=federated_bank"])
