@@ -36,6 +36,7 @@ _MAX_LOOKS = len(COLOURS) * (1 + len(_HATCHES))
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
 _MAX_PIES = 12
 _MAX_NAMES = 20
+_MAX_PANELS = 5  # of stages in a row
 _MAX_NAME = 50  # letters in a line of the narrowest legend
 _MAX_COLOURED_LINES = 8
 
@@ -63,9 +64,9 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
 def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figure:
     """Draws how many images of each class each client receives in each stage (GLDP's [N, S, M] splits).
 
-    Each client is a row and each stage a panel titled "task", all at one scale; a client with fewer stages than
-    others has no bar in the last panels. More than 20 classes are counted instead of named; from the 29th class on,
-    colours and hatches repeat.
+    Each client is a row and each stage a panel titled "task", five panels side by side, all at one scale; a client with
+    fewer stages than others has no bar in the last panels. More than 20 classes are counted instead of named; from the
+    29th class on, colours and hatches repeat.
 
     Args:
         counts: For every client the images of each of its stages and each class [stages, classes].
@@ -77,7 +78,8 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
         axis=1,
     )
     height = float(np.clip(0.17 * len(counts), 0.7, 6.0))
-    figure = blank_figure(float(np.clip(0.6 + 1.35 * stages, _COLUMN, _PAGE)), height + 0.6)
+    rows = math.ceil(stages / _MAX_PANELS)
+    figure = blank_figure(float(np.clip(0.6 + 1.35 * stages, _COLUMN, _PAGE)), rows * (height + 0.6))
     named = len(products) <= _MAX_NAMES
     _stage_panels(figure, padded, "images" if named else f"images of {len(products)} classes")
     if named:
@@ -203,13 +205,16 @@ def _bars(counts: np.ndarray) -> Figure:
 def _stage_panels(figure: Figure, counts: np.ndarray, xlabel: str) -> None:
     """Draws one panel a stage with one bar a client, classes stacked [stages, clients, classes]."""
     first: dict[str, Axes] = {}
+    columns = min(len(counts), _MAX_PANELS)
+    rows = math.ceil(len(counts) / columns)
     for stage, stage_counts in enumerate(counts):
-        axes = labelled_axes(figure, xlabel, "" if first else "client", (1, len(counts), stage + 1), **first)
+        is_left, is_lowest = stage % columns == 0, stage + columns >= len(counts)
+        below, beside = xlabel if is_lowest else "", "client" if is_left else ""
+        axes = labelled_axes(figure, below, beside, (rows, columns, stage + 1), **first)
         axes.set_title(f"task {stage + 1}", fontsize=FONT_SIZE + 1)
         axes.grid(visible=False)
         axes.grid(axis="x", color="0.9", linewidth=0.5)
-        if first:
-            axes.tick_params(labelleft=False)
+        axes.tick_params(labelleft=is_left)
         first = first or {"sharex": axes, "sharey": axes}
         for owners, starts, lengths, style in _stacks(stage_counts):
             left, right, top, bottom = starts, starts + lengths, owners - 0.425, owners + 0.425
@@ -220,7 +225,7 @@ def _stage_panels(figure: Figure, counts: np.ndarray, xlabel: str) -> None:
     axes = first["sharex"]
     axes.set_xlim(0, 1.05 * counts.sum(axis=2).max())
     axes.set_ylim(counts.shape[1] - 0.4, -0.6)  # client 0 on top
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=max(2, 12 // len(counts))))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=max(2, 12 // columns)))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=22))
 
 

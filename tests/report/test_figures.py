@@ -1,3 +1,5 @@
+import itertools
+
 import matplotlib
 import numpy as np
 import pytest
@@ -143,6 +145,14 @@ def test_each_task_of_a_client_is_one_stack_of_its_classes():
         2: [(0, 1, legend[0]), (1, 2, legend[1]), (2, 3, legend[2]), (3, 4, legend[3])],
     }
     assert drawn[1] == {0: [(0, 2, legend[1]), (2, 3, legend[3])], 2: [(0, 6, legend[2])]}
+
+
+def test_many_tasks_are_drawn_in_rows_that_do_not_overlap():
+    figure = stages_figure([np.full((40, 1), 999)] * 3, ["some class"])
+    figure.canvas.draw()
+    assert [axes.get_subplotspec().rowspan.start for axes in figure.axes] == [i // 5 for i in range(40)]
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_all_tasks_are_drawn_at_one_scale_with_client_0_on_top():
