@@ -108,7 +108,7 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
         "on 4 random images and 1 image files",
         "| 0.0e+00 / 0.0e+00 | 0 of 1 |",
         f"| 0 | {sizes[0]} | ",
-        "licence CC0",
+        "licence none needed",
         f"torch {version('torch')}",
     ):
         assert line in card
