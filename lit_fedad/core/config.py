@@ -18,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, check_alpha, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
-from lit_fedad.core.debug_preset import fit_preset, without_preset
+from lit_fedad.core.debug_preset import fit_preset, kept_stages, without_preset
 from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.nested import flatten, value_at
 from lit_fedad.core.own_files import by_name, own_folders, searched
@@ -108,24 +108,29 @@ def _hydra() -> AbstractContextManager[None]:
 def _composed(overrides: Sequence[str], **options: bool) -> DictConfig:
     """Composes with Hydra; to be called within `_hydra`.
 
-    Where classes come in stages, the debug preset, whose partition has none, keeps the partition and its keys.
-
     Raises:
         UserError: If a file of the configuration cannot be read, such as one that the user has added.
         HydraException, OmegaConfBaseException: If overrides cannot be composed.
     """
-    if "debug" in (given := given_keys(overrides)) and "partition" not in given:
-        plain = _composed(without_preset(overrides), return_hydra_config=True)
-        if "stages" in plain.partition:
-            overrides = [*overrides, f"partition={plain.hydra.runtime.choices.partition}"]
     try:
         return hydra_compose("config", [*searched(), *overrides], **options)
     except OmegaConfBaseException:
         raise
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(
-            f"a file of the configuration cannot be read ({one_line(error)}); correct it"
-        ) from None
+        cause = one_line(error)
+        raise UserError(f"a file of the configuration cannot be read ({cause}); correct it") from None
+
+
+def _with_stages(overrides: Sequence[str]) -> tuple[list[str], DictConfig | None]:
+    """Adds the partition in stages that the debug preset keeps; to be called within `_hydra`.
+
+    Returns:
+        The overrides, and the configuration without the preset; None where the overrides have no preset.
+    """
+    if "debug" not in (given := given_keys(overrides)):
+        return [*overrides], None
+    plain = _composed(without_preset(overrides), return_hydra_config=True)
+    return [*overrides, *kept_stages(plain, given)], plain
 
 
 def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
@@ -165,13 +170,13 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     try:
         register_resolvers()
         with _hydra():
-            composed = _composed(overrides, return_hydra_config=True)
+            whole, plain = _with_stages(overrides)
+            composed = _composed(whole, return_hydra_config=True)
             with open_dict(composed):
                 chosen = composed.pop("hydra").runtime.choices
-            composed = _fit_protection(composed, overrides, debug=bool(chosen.get("debug")))
-            if chosen.get("debug"):
-                reader = locate(composed.data._target_)
-                fit_preset(composed, _composed(without_preset(overrides)), reader, given_keys(overrides))
+            composed = _fit_protection(composed, whole, debug=plain is not None)
+            if plain is not None:
+                fit_preset(composed, plain, locate(composed.data._target_), given_keys(overrides))
             container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise UserError(f"'{error.full_key}' must be given: {error.full_key}=...") from None
@@ -187,7 +192,8 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 def chosen(overrides: Iterable[str]) -> dict[str, str | None]:
     """Returns the name of each group's file under overrides that can be composed."""
     with _hydra():
-        composed = _composed(_removing(map(as_typed, overrides)), return_hydra_config=True)
+        whole, _ = _with_stages(_removing(map(as_typed, overrides)))
+        composed = _composed(whole, return_hydra_config=True)
     return dict(composed.hydra.runtime.choices)
 
 
@@ -204,7 +210,7 @@ def unresolved(overrides: Iterable[str]) -> Config:
         HydraException, OmegaConfBaseException: If it cannot be composed.
     """
     with _hydra():
-        composed = _composed(_removing(map(as_typed, overrides)))
+        composed = _composed(_with_stages(_removing(map(as_typed, overrides)))[0])
     return typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
 
 

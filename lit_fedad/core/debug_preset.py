@@ -19,6 +19,17 @@ def without_preset(overrides: Iterable[str]) -> list[str]:
     return [override for override in overrides if re.match(_OF_GROUPS, override)]
 
 
+def kept_stages(plain: DictConfig, given: Collection[str]) -> list[str]:
+    """Lists the override that keeps a partition in stages under the preset, whose own has none.
+
+    Args:
+        plain: The configuration without the preset, with Hydra's own section.
+        given: Keys that the command line sets.
+    """
+    kept = "stages" in plain.partition and "partition" not in given
+    return [f"partition={plain.hydra.runtime.choices.partition}"] if kept else []
+
+
 def fit_preset(
     composed: DictConfig, plain: DictConfig, reader: Callable[..., Any], given: Collection[str]
 ) -> None:

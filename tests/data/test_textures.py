@@ -1,5 +1,4 @@
 import hashlib
-import socket
 from collections import Counter
 from pathlib import Path
 
@@ -187,15 +186,6 @@ def test_the_cache_folder_is_the_users(tmp_path, monkeypatch):
     assert textures(**SMALL).train[0].path.is_relative_to(tmp_path / "home" / ".cache" / "lit_fedad")
     monkeypatch.setenv("LIT_FEDAD_CACHE", str(tmp_path / "own"))
     assert textures(**SMALL).train[0].path.is_relative_to(tmp_path / "own")
-
-
-def test_painting_needs_no_network(tmp_path, monkeypatch):
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    assert textures(tmp_path, **SMALL).train
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
