@@ -82,7 +82,7 @@ def check_data(overrides: Sequence[str], display: Display) -> None:
     given = dict(split(word.removeprefix("data.")) for word in others)
     words = [f"{key if key == _PAGE else f'data.{key}'}={value}" for key, value in given.items()]
     config = compose([f"data={name}", *words])
-    images = build(config["data"])
+    images = build(config["data"], "data")
     card = CARDS.get(name)
     problems: list[Problem] = []
     if isinstance(images, ImageSet):

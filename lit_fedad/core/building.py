@@ -30,12 +30,13 @@ _CONFIG_TYPES: dict[Any, str] = {
 _PLAIN = (bool, int, float, str, types.NoneType, Mapping, list)
 
 
-def build(node: Any, **given: Any) -> Any:
+def build(node: Any, key: str = "", /, **given: Any) -> Any:
     """Builds the object that a configuration node describes.
 
     Args:
         node: A mapping with ``_target_`` (and ``_partial_: true`` for a factory), whose other keys are arguments;
             nested nodes are built first. None stays None.
+        key: Dotted key of the node in the configuration, which errors name; without it they name the target.
         **given: Arguments that the configuration cannot hold, such as other objects.
 
     Raises:
@@ -44,12 +45,12 @@ def build(node: Any, **given: Any) -> Any:
     if node is None:
         return None
     if not isinstance(node, Mapping) or "_target_" not in node:
-        raise UserError(f"a section with _target_ is needed, not {node!r}")
+        raise UserError(f"{key and f'{key}='}{node!r} must be a section with _target_")
     target = locate(node["_target_"])
     arguments = {k: v for k, v in node.items() if k not in ("_target_", "_partial_")}
-    name = node["_target_"].rpartition(".")[2]
+    name = key or node["_target_"].rpartition(".")[2]
     check_arguments(target, name, arguments, given, bool(node.get("_partial_")))
-    arguments = {k: _build_nested(v) for k, v in arguments.items()}
+    arguments = {k: _build_nested(v, f"{name}.{k}") for k, v in arguments.items()}
     if node.get("_partial_"):
         return partial(target, **arguments, **given)
     return target(**arguments, **given)
@@ -86,10 +87,14 @@ def call(target: Callable[..., T], section: Mapping[str, Any], name: str, **give
     return target(**section, **given)
 
 
-def _build_nested(value: Any) -> Any:
+def _build_nested(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping) and "_target_" in value:
+        return build(value, key)
     if isinstance(value, Mapping):
-        return build(value) if "_target_" in value else {k: _build_nested(v) for k, v in value.items()}
-    return [_build_nested(v) for v in value] if isinstance(value, list) else value
+        return {k: _build_nested(v, f"{key}.{k}") for k, v in value.items()}
+    if isinstance(value, list):
+        return [_build_nested(v, f"{key}[{number}]") for number, v in enumerate(value)]
+    return value
 
 
 def locate(path: str) -> Any:
@@ -118,7 +123,7 @@ def check_arguments(
 
     Args:
         target: The function or class.
-        name: Its name in errors.
+        name: Name of its section in errors.
         arguments: Arguments from the configuration.
         given: Further arguments, from code.
         some_left: Whether arguments may be missing.
@@ -130,7 +135,7 @@ def check_arguments(
     try:
         inspect.signature(target).bind_partial(**given)
     except TypeError as error:
-        raise UserError(f"_target_ {name} does not go here: {error}") from error
+        raise UserError(f"{name}._target_ does not go here: {error}") from error
     check_keys(arguments, set(parameters) - set(given), name)
     for key, value in arguments.items():
         check_type(value, _annotations(target).get(key, Any), f"{name}.{key}")

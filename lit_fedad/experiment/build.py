@@ -197,7 +197,7 @@ def build_images(config: Config) -> Images:
     check_geometry(config)
     if "_target_" not in config["data"]:
         raise UserError("the images of this run are at its sites, and none are here: this needs them")
-    images = build(config["data"])
+    images = build(config["data"], "data")
     if not isinstance(images, Images):
         raise UserError(
             f"data._target_={config['data']['_target_']} returns a {type(images).__name__}, no ImageSet or LabelledSet"
@@ -236,7 +236,7 @@ def build_public(config: Config, images: Images) -> Tensor | None:
         raise UserError(
             f"image.channels={config['image']['channels']}: public images have three channels; give image.channels=3"
         )
-    public: Tensor = build(config["public"])
+    public: Tensor = build(config["public"], "public")
     if isinstance(images, LabelledSet):
         private = [images.train_images, images.test_images]
     else:  # at the public images' size, as `public=folder` would have read them
@@ -248,7 +248,7 @@ def build_public(config: Config, images: Images) -> Tensor | None:
 
 def build_partition(config: Config, images: Images) -> Partition:
     """Partitions the training images to clients, and to their stages where data come in stages; see `checked`."""
-    dealt = build(config["partition"])(images, config["seed"])
+    dealt = build(config["partition"], "partition")(images, config["seed"])
     return checked(dealt, images, f"partition._target_={config['partition']['_target_']}")
 
 
@@ -301,7 +301,7 @@ def build_model(
         if takes(config["task"], "backbone"):
             if config.get("backbone") is None:
                 raise UserError("this task looks at images through a backbone: give backbone=resnet18")
-            given["backbone"] = backbone or tiled(config, build(config["backbone"]))
+            given["backbone"] = backbone or tiled(config, build(config["backbone"], "backbone"))
         if takes(config["task"], "tile"):
             given["tile"] = config["image"].get("tile")
         if takes(config["task"], "classes"):
@@ -309,7 +309,7 @@ def build_model(
         section = dict(config["task"])
         if tells_products(config):
             section["products"] = list(categories)
-        task = build(section, **given)
+        task = build(section, "task", **given)
         if (
             task.trains
             and config["batch_size"] == 1
@@ -321,13 +321,14 @@ def build_model(
             )
         if config["start"]:
             start_from(task, config["start"])
-        client = build(config["method"]["client"], task=task)
+        client = build(config["method"]["client"], "method.client", task=task)
         client.decay_rounds = config["rounds"] if config.get("learning_rate_decay") else None
         if public is not None and frozen_encoder(task) is not None and isinstance(task, Contrastive):
             public = frozen_public(public, task, pooled_folder(config))
         server_images = {"public": public, "server_labelled": server_labelled}
         server = build(
             config["method"]["server"],
+            "method.server",
             client=client,
             **{key: value for key, value in server_images.items() if takes(config["method"]["server"], key)},
         )
@@ -336,7 +337,7 @@ def build_model(
                 f"method {config['method']['name']}: its YAML names no method.exchanges; give the function that lists"
                 " them, such as {_target_: lit_fedad.methods.fedavg.exchanges}"
             )
-        exchanges = build(config["method"]["exchanges"], client=client)
+        exchanges = build(config["method"]["exchanges"], "method.exchanges", client=client)
         if not isinstance(exchanges, Exchanges):
             raise UserError(
                 f"method.exchanges gives a {type(exchanges).__name__}, not Exchanges(setup, rounds)"

@@ -68,14 +68,16 @@ def build_federation(
         seed=config["seed"],
         checkpoints=open_checkpoints(folder, config, model, images),
         pool=ClientPool(state_of(model.client), folder / "personal", config["federation"]["pool_bytes"]),
-        sampler=build(config["federation"]["sampler"]),
-        channel=build(config["federation"]["channel"]),
+        sampler=build(config["federation"]["sampler"], "federation.sampler"),
+        channel=build(config["federation"]["channel"], "federation.channel"),
         evaluate_every=config["evaluation"]["every"],
-        robust=build(config["federation"].get("robust")),
+        robust=build(config["federation"].get("robust"), "federation.robust"),
         transport=transport,
         names=names,
     )
-    secure_sum, privacy = (build(config["federation"].get(name)) for name in ("secure_sum", "privacy"))
+    secure_sum, privacy = (
+        build(config["federation"].get(name), f"federation.{name}") for name in ("secure_sum", "privacy")
+    )
     return protect(federation, secure_sum, privacy, key)
 
 

@@ -272,7 +272,10 @@ def load_client(
     Raises:
         UserError: If the run lacks the checkpoint of its last round, or a file does not fit its method.
     """
-    channel, file = build(config["federation"]["channel"]), folder / (OWN_CLIENT if own else "checkpoints")
+    channel, file = (
+        build(config["federation"]["channel"], "federation.channel"),
+        folder / (OWN_CLIENT if own else "checkpoints"),
+    )
     try:
         with file_named_in_errors(file):
             trained = (

@@ -98,7 +98,7 @@ def _keep_start(config: Config, folder: Path) -> None:
 
 def _callback(name: str, section: Config) -> object:
     """Builds a callback of the configuration; refuses an object that has no hook of a run."""
-    callback = build(section)
+    callback = build(section, f"callbacks.{name}")
     # `on_exception` does not count: Lightning's callbacks have it too, but no other hook that a run calls.
     hooks = {hook for hook in dir(RunCallback) if hook.startswith("on_")} - {"on_exception"}
     if not any(hasattr(callback, hook) for hook in hooks):

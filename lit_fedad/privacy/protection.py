@@ -62,5 +62,7 @@ def is_protected(config: Config) -> bool:
 
 def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
     """Returns the settings of differential privacy that a run guarantees; None without a budget."""
-    privacy: ImagePrivacy | TrainingPrivacy | None = build(config["federation"].get("privacy"))
+    privacy: ImagePrivacy | TrainingPrivacy | None = build(
+        config["federation"].get("privacy"), "federation.privacy"
+    )
     return None if privacy is None or privacy.epsilon is None else privacy

@@ -179,10 +179,10 @@ class SiteClients(Participants, RunCallback):
         """Asks every site who it is, and builds all parts of the run; see `Participants.build`."""
         plan, names, folder = self.plan, dict(enumerate(self.plan.names)), RunFolder.of(config)
         run_of = f"{identity(config)}/{folder.path.name}"
-        drawn = build(config.get("public")) if takes(config["method"]["server"], "public") else None
+        drawn = build(config.get("public"), "public") if takes(config["method"]["server"], "public") else None
         model = build_model(config, plan.classes, drawn)
         planned(config, model, {})
-        up = build(config["federation"]["channel"]).up
+        up = build(config["federation"]["channel"], "federation.channel").up
 
         def largest(exchange: Exchange) -> int:
             return up.largest(exchange.upload_spec(model.client))

@@ -156,7 +156,7 @@ def taken_by(
         hidden: Whether the client's noise, if it adds some, hides single images.
         picture: Channels, height and width of the client's images; empty if they have no common size.
     """
-    up = build(config["federation"]["channel"]).up
+    up = build(config["federation"]["channel"], "federation.channel").up
 
     def taken(exchange: Exchange, round: int, index: int) -> Iterator[Taken]:
         disclosing = exchange.inner if isinstance(exchange, Noised) and not hidden else exchange

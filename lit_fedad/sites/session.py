@@ -71,7 +71,7 @@ class Session:
         config, offered = Offer(request.overrides, request.classes).composed(settings)
         self.approved = Approvals(settings.folder / APPROVED).check(offered)
         check_promise(config, settings.epsilon)
-        self.secure = build(config["federation"].get("secure_sum"))
+        self.secure = build(config["federation"].get("secure_sum"), "federation.secure_sum")
         if (self.secure is not None) != (settings.key_registry is not None):
             raise RefusalError(Code.SECURE if self.secure is None else Code.REGISTRY)
         self.claims = Claims(settings.folder / CLAIMS)
@@ -111,7 +111,7 @@ class Session:
             self.claims.check_run(self.run, self.configuration)
         part.tell_apart(products)
         self.method, self.client = part.model.method, part.model.client
-        client, channel = self.client, build(config["federation"]["channel"])
+        client, channel = self.client, build(config["federation"]["channel"], "federation.channel")
         self.runner = ClientRunner(client, channel, self.fabric)
         if (noise := part.noise(self.states.folder, self.digest)) is not None:
             noise.check()

@@ -171,7 +171,10 @@ def planned(config: Config, model: Model, sizes: Mapping[int, int]) -> Plan | Tr
     if (privacy := promised(config)) is None:
         return None
     federation = config["federation"]
-    secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
+    secure, sampler = (
+        build(federation.get("secure_sum"), "federation.secure_sum"),
+        build(federation["sampler"], "federation.sampler"),
+    )
     return privacy.plan(model.method, Course(config["rounds"], sizes, sampler, secure))
 
 

@@ -171,11 +171,13 @@ class Plan:
 
     def make_sampler(self, seed: int) -> BaseSampler:
         """Builds the sampler of one worker, with its seed if the sampler takes one."""
-        return build(self.sampler, **({"seed": seed % 2**32} if takes(self.sampler, "seed") else {}))
+        return build(
+            self.sampler, "sampler", **({"seed": seed % 2**32} if takes(self.sampler, "seed") else {})
+        )
 
     def make_pruner(self) -> BasePruner:
         """Builds the study's pruner; without one, a pruner that ends no trial."""
-        return build(self.pruner) or NopPruner()
+        return build(self.pruner, "pruner") or NopPruner()
 
     def sampler_named(self) -> str:
         """Returns a JSON text that identifies the sampler, which may change while a study goes on."""

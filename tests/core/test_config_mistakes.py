@@ -160,17 +160,17 @@ def test_mistake_is_refused_when_composing(overrides, said):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["+task.learning_rat=1"], "MemoryBank has no key 'learning_rat'; did you mean 'learning_rate'"),
+        (["+task.learning_rat=1"], "task has no key 'learning_rat'; did you mean 'learning_rate'"),
         (
             ["method=feddymem", "+task.head.hiden=1"],
-            "MemoryGenerator has no key 'hiden'; did you mean 'hidden'",
+            "task.head has no key 'hiden'; did you mean 'hidden'",
         ),
-        (["task.learning_rate=high"], "MemoryBank.learning_rate='high' must be float"),
-        (["task.grid=1.5"], "MemoryBank.grid=1.5 must be int"),
-        (["task.standardise=1"], "MemoryBank.standardise=1 must be bool"),
+        (["task.learning_rate=high"], "task.learning_rate='high' must be float"),
+        (["task.grid=1.5"], "task.grid=1.5 must be int"),
+        (["task.standardise=1"], "task.standardise=1 must be bool"),
         (["task._target_=lit_fedad.tasks.memory_bank.MemoryBnk"], "cannot be imported"),
         (["backbone.layers=1"], "layers=1 must be list; give [1]"),
-        (["~task.loss"], "MemoryBank needs 'loss'"),
+        (["~task.loss"], "task needs 'loss'"),
         (["+method.client.epochs=3"], "did you mean 'local_epochs'"),
         (["method.exchanges=null"], "its YAML names no method.exchanges"),
         (
@@ -180,7 +180,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["method.server._target_=builtins.int"], "is nothing that a section can describe"),
         (["method.client.local_epochs=0"], "local_epochs=0 must be at least 1"),
         (["method=apfl", "method.client.alpha=2"], "method.client.alpha=2 must be in [0, 1]"),
-        (["method=fadngs", "task.warmup=x"], "Contrastive.warmup='x' must be int"),
+        (["method=fadngs", "task.warmup=x"], "task.warmup='x' must be int"),
         (["task.slots=-1"], "task.slots=-1 must be at least 1"),
         (["task.slots=0"], "task.slots=0 must be at least 1"),
         (["task.slots=3"], "task.slots=3: a bank of 3 slots, but loss and score look at 6"),
@@ -191,28 +191,34 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["task.image_size=0"], "task.image_size=0 must be at least 1"),
         (["task.patches_per_image=0"], "task.patches_per_image=0 must be at least 1"),
         (["task.learning_rate=-1"], "task.learning_rate=-1 must be at least 0"),
-        (["task.learning_rate=nan"], "MemoryBank.learning_rate=nan must be a finite number"),
+        (["task.learning_rate=nan"], "task.learning_rate=nan must be a finite number"),
         (["task.weight_decay=-1"], "task.weight_decay=-1 must be at least 0"),
         (["task.sigma=-1"], "task.sigma=-1 must be in [0, 8192]"),
-        (["task.sigma=inf"], "MemoryBank.sigma=inf must be a finite number"),
+        (["task.sigma=inf"], "task.sigma=inf must be a finite number"),
         (["task.loss.neighbours=0"], "task.loss.neighbours=0 must be at least 1"),
         (["task.loss.threshold=high"], "task.loss.threshold='high' must be a number or 'median'"),
         (["task.loss.repulsion=-1"], "task.loss.repulsion=-1 must be at least 0"),
         (["task.image_score.exponent=-1"], "task.image_score.exponent=-1 must be at least 0"),
         (["method=feddymem", "task.head.hidden=0"], "task.head.hidden=0 must be at least 1"),
         (["method=feddymem", "task.head.grid_size=0"], "task.head.grid_size=0 must be at least 1"),
-        (["task.loss=3"], "MemoryBank.loss=3 must be a section with _target_"),
-        (["task.head=3"], "MemoryBank.head=3 must be a section with _target_"),
-        (["method=federated_bank", "task.head=[1]"], "MemoryBank.head=[1] must be a section with _target_"),
-        (["method=fedavgm", "method.server.server_optimizer.lr=[1]"], "SGD.lr=[1] must be a section"),
-        (["method=federated_bank", "task.products=[1]"], "MemoryBank.products[0]=1 must be str"),
+        (["task.loss=3"], "task.loss=3 must be a section with _target_"),
+        (["task.head=3"], "task.head=3 must be a section with _target_"),
+        (["method=federated_bank", "task.head=[1]"], "task.head=[1] must be a section with _target_"),
+        (
+            ["method=fedavgm", "method.server.server_optimizer.lr=[1]"],
+            "method.server.server_optimizer.lr=[1] must be a section",
+        ),
+        (["method=federated_bank", "task.products=[1]"], "task.products[0]=1 must be str"),
         (
             ["method=fadngs", "contrastive_loss=cross_entropy", "task.loss.classes=1"],
             "task.loss.classes=1 must be at least 2",
         ),
-        (["method=gldp", "task.encoder=null"], "Classifier.encoder=null must be a section with _target_"),
-        (["method=gldp", "~task.encoder"], "Classifier needs 'encoder'"),
-        (["method=fedvck_sums", "+method.server.descent.section=here"], "Descent has no key 'section'"),
+        (["method=gldp", "task.encoder=null"], "task.encoder=null must be a section with _target_"),
+        (["method=gldp", "~task.encoder"], "task needs 'encoder'"),
+        (
+            ["method=fedvck_sums", "+method.server.descent.section=here"],
+            "method.server.descent has no key 'section'",
+        ),
         (["backbone.layers=[2,x]"], "backbone.layers=[2, 'x']: give whole numbers"),
         (
             ["method=feddymem", "+method.server.aggregation.max_steps=0"],
@@ -258,8 +264,8 @@ def test_mistake_is_refused_when_composing(overrides, said):
             "temperature=0 must be above 0",
         ),
         # Keys of the class above: `PatchTask`.
-        (["+task.rimm=1"], "MemoryBank has no key 'rimm'; did you mean 'rim'"),
-        (["task.rim=x"], "MemoryBank.rim='x' must be int"),
+        (["+task.rimm=1"], "task has no key 'rimm'; did you mean 'rim'"),
+        (["task.rim=x"], "task.rim='x' must be int"),
         (["method=fadngs", "+task.views.flip=2"], "task.views.flip=2 must be in [0, 1]"),
         (
             [
@@ -282,10 +288,13 @@ def test_mistake_is_refused_when_building_the_model(overrides, said):
     assert said in str(error.value)
 
 
-def build_each(section):
-    for node in [section] if "_target_" in section else section.values():
+def build_each(section, key):
+    nodes = (
+        {key: section} if "_target_" in section else {f"{key}.{name}": node for name, node in section.items()}
+    )
+    for path, node in nodes.items():
         if isinstance(node, dict):
-            build(node)
+            build(node, path)
 
 
 @pytest.mark.parametrize(
@@ -323,21 +332,29 @@ def build_each(section):
         (
             "federation",
             ["federation.sampler.fraction=nan"],
-            "ClientSampler.fraction=nan must be a finite number",
+            "federation.sampler.fraction=nan must be a finite number",
         ),
-        ("federation", ["federation.channel.up=3"], "Channel.up=3 must be a section with _target_"),
-        ("federation", ["federation.channel.up=[1]"], "Channel.up=[1] must be a section with _target_"),
+        (
+            "federation",
+            ["federation.channel.up=3"],
+            "federation.channel.up=3 must be a section with _target_",
+        ),
+        (
+            "federation",
+            ["federation.channel.up=[1]"],
+            "federation.channel.up=[1] must be a section with _target_",
+        ),
         (
             "partition",
             ["partition=dirichlet", "partition.clients=two"],
-            "Dirichlet.clients='two' must be int",
+            "partition.clients='two' must be int",
         ),
-        ("partition", ["partition=pooled", "+partition.clients=2"], "Pooled has no key 'clients'"),
+        ("partition", ["partition=pooled", "+partition.clients=2"], "partition has no key 'clients'"),
     ],
 )
 def test_mistake_in_a_section_is_refused(section, overrides, said):
     with pytest.raises(UserError) as error:
-        build_each(composed_with(overrides)[section])
+        build_each(composed_with(overrides)[section], section)
     assert said in str(error.value)
 
 
@@ -376,5 +393,10 @@ def test_mistake_in_a_section_without_target_is_refused(target, section, overrid
 
 
 def test_a_function_that_does_not_take_what_it_is_given_is_refused():
-    with pytest.raises(UserError, match="^_target_ getcwd does not go here: .* 'client'$"):
+    with pytest.raises(UserError, match="^getcwd._target_ does not go here: .* 'client'$"):
         build({"_target_": "os.getcwd"}, client=None)
+
+
+def test_a_value_in_place_of_a_section_is_refused_by_its_key():
+    with pytest.raises(UserError, match=r"^federation.robust=3 must be a section with _target_$"):
+        build(3, "federation.robust")

@@ -192,7 +192,7 @@ def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(fol
     built = []
     create = build.build
     monkeypatch.setattr(
-        build, "build", lambda section, **more: built.append(section) or create(section, **more)
+        build, "build", lambda section, *key, **more: built.append(section) or create(section, *key, **more)
     )
     site = quiet_site(settings(folder, "north"))
     words = ["method=federated_subspace", *DEBUG]
