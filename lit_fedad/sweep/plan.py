@@ -123,9 +123,10 @@ class Dimension:
             raise ValueError("low and high must be given")
         if self.type == "float":
             return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-        if any(number % 1 for number in (self.low, self.high, self.step or 1)):
+        step = 1 if self.step is None else self.step
+        if any(number % 1 for number in (self.low, self.high, step)):
             raise ValueError("low, high and step of an int must be whole numbers")
-        return IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
+        return IntDistribution(int(self.low), int(self.high), log=self.log, step=int(step))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from lit_fedad.tracking.server import (
 )
 
 _LARGEST = 1e300  # of a value in a figure, whose axis is a little longer
+_MOST_ARTIFACTS, _MOST_BYTES = 10_000, 2**30  # fetched of one run: far more than a run logs
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,29 @@ def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | No
     """Copies some of a run's artifacts from the server; of a folder, all files in it.
 
     Raises:
-        UserError: The artifacts cannot be read from the place that the server names.
+        UserError: The artifacts cannot be read from the place that the server names, or there are too many or too large
+            ones.
     """
     uri = destination(uri)
     try:
         client = connect(uri)
-        for artifact in client.list_artifacts(run_id):
-            if artifact.path in names:
-                client.download_artifacts(run_id, artifact.path, str(into))
+        wanted = [artifact for artifact in client.list_artifacts(run_id) if artifact.path in names]
+        _refuse_many(client, run_id, wanted)
+        for artifact in wanted:
+            client.download_artifacts(run_id, artifact.path, str(into))
     except Exception as cause:  # raised by MLflow or by its store of artifacts
         raise UserError(f"{redact(uri)}: its files cannot be fetched: {one_line(cause, uri)}") from None
     return into
+
+
+def _refuse_many(client: Any, run_id: str, artifacts: Sequence[Any]) -> None:
+    """Refuses artifacts that would fill the disk, or whose listing has no end."""
+    waiting, entries, size = list(artifacts), 0, 0
+    while waiting:
+        artifact = waiting.pop()
+        entries += 1
+        size += artifact.file_size or 0
+        if entries > _MOST_ARTIFACTS or size > _MOST_BYTES:
+            raise UserError(f"run {run_id}: more than {_MOST_ARTIFACTS} files or {_MOST_BYTES} bytes")
+        if artifact.is_dir:
+            waiting += client.list_artifacts(run_id, artifact.path)

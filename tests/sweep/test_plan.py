@@ -87,6 +87,7 @@ def test_groups_within_groups_have_a_default_and_keys_that_are_added_none(study_
         ("maximize", "up", "small.yaml: objectives={'pro': 'up'} must be metric: maximize or minimize"),
         ("n_startup_trials: 3", "n_startup: 3", "sampler has no key 'n_startup'; did you mean"),
         ("high: 8", "high: 0", "space: task.loss.neighbours: "),
+        ("high: 8", "high: 8, step: 0", "space: task.loss.neighbours: `step > 0` must hold"),
         ("high: 8", "high: 8.5", "neighbours: low, high and step of an int must be whole numbers"),
         ("{pro: maximize}", "{pro: maximize, bytes: minimize}", "cannot prune"),
         ("{pro: maximize}", "{extras/mine: maximize}", "of bytes or of extras/KEY cannot prune"),

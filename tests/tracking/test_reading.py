@@ -97,3 +97,18 @@ def test_a_server_is_not_believed_outside_of_outputs(tmp_path, monkeypatch, plac
     with pytest.raises(UserError, match=f"which is not in outputs/; .* run={tmp_path / place}$"):
         find_run_folder("bad")
     assert find_run_folder("good") == tmp_path / "outputs" / "run"
+
+
+def folder_in_itself(run_id, path=""):
+    return [SimpleNamespace(path=f"{path}figures", is_dir=True, file_size=None)]
+
+
+def large_file(run_id, path=""):
+    return [SimpleNamespace(path="figures", is_dir=False, file_size=2**40)]
+
+
+@pytest.mark.parametrize("listed", [folder_in_itself, large_file])
+def test_artifacts_without_end_are_not_fetched(tmp_path, monkeypatch, listed):
+    monkeypatch.setattr(reading, "connect", lambda _: SimpleNamespace(list_artifacts=listed))
+    with refusal("cannot be fetched: run r: more than 10000 files or 1073741824 bytes"):
+        fetch_artifacts("r", ["figures"], tmp_path)
