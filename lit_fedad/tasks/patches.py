@@ -300,7 +300,10 @@ class PatchTask(StandardisedTask):
         grids = scores.reshape(-1, *self.grid)
         if self.rim:
             rows, columns = (slice(self.rim, patches - self.rim) for patches in self.grid)
-            grids = F.pad(grids[:, rows, columns], (self.rim,) * 4)
+            inner = grids[:, rows, columns]
+            # Filled with 0, the rim would be the peak of an image whose scores are all negative.
+            lowest = inner.amin((1, 2), keepdim=True).clamp(max=0)
+            grids = F.pad(inner - lowest, (self.rim,) * 4) + lowest
         pixels = self.draw_score(grids).flatten(1)
         if self.top == 0:
             return pixels.amax(1)

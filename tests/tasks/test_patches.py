@@ -56,6 +56,14 @@ def test_maps_have_the_shape_of_the_image_and_scores_leave_out_its_rim(make_task
     assert judged[1] == 0
 
 
+def test_an_image_whose_scores_are_all_negative_is_not_judged_by_its_rim(make_task):
+    """A constant that is added to the scores of all patches is added to the image's."""
+    task = make_task(image_size=(32, 64), rim=1, sigma=1)
+    scores = torch.zeros(2, 4, 8)
+    scores[:, 0], scores[0, 2, 3], scores[1, 2, 3] = 9, 1, 0.5
+    torch.testing.assert_close(task.judge(scores.flatten() - 5), task.judge(scores.flatten()) - 5)
+
+
 @pytest.mark.parametrize("top", [0.0, 0.1, 1.0])
 def test_image_scores_are_means_of_the_share_of_highest_pixels_of_their_maps(make_task, top):
     task, scores = make_task(top=top, sigma=1, rim=0), torch.rand(3 * 16)
