@@ -52,7 +52,8 @@ class CSI(Representation):
         image_size: Side S of the images in pixels.
         mirror: Probability of exchanging left and right before turning.
         samples: Number of crops, of 0.54 of the area, over which the score of an image averages; they are the same for
-            every image. 0 takes the whole image. None takes 10 from pixels, as the original, and 0 on frozen features.
+            every image, and keep its colours, which the original changes at random. 0 takes the whole image. None takes
+            10 from pixels, as the original, and 0 on frozen features.
         temperature: Temperature of NT-Xent.
         learning_rate: Largest learning rate of LARS.
         warmup_rounds: Rounds over which the learning rate rises from a tenth of this; then it falls to 0 as a cosine.
@@ -180,7 +181,7 @@ class CSI(Representation):
         self.certainty = off_zero(logits.mean(0), _MIN_MEAN).to(self.certainty)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds LARS, at this round's learning rate."""
+        """Builds LARS, at this round's learning rate; ``always_adapt`` means without weight decay too."""
         completed_rounds = max(self.round - 1, 0)
         if completed_rounds < self.warmup_rounds:
             rate = self.learning_rate * (0.1 + 0.9 * completed_rounds / self.warmup_rounds)
@@ -188,7 +189,13 @@ class CSI(Representation):
             rate = self.learning_rate * cosine_decay(
                 self.round - self.warmup_rounds, self.rounds - self.warmup_rounds
             )
-        return Lars(self.trainable, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        return Lars(
+            self.trainable,
+            lr=rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            always_adapt=True,
+        )
 
     def _copies(self, batch: Mapping[str, Any]) -> Iterator[Tensor]:
         """Yields, crop by crop, the four rotations of each image [B, 4, ...]."""

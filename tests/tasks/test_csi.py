@@ -176,3 +176,15 @@ def test_learning_rate_rises_and_falls():
     for task.round in (1, 3, 5, 9, 13):
         rates.append(task.configure_optimizers().param_groups[0]["lr"])
     assert rates == pytest.approx([0.2, 2 * 0.55, 2.0, 1 + math.cos(math.pi / 2), 0.0])
+
+
+def test_steps_are_as_long_relative_to_the_weights_without_weight_decay():
+    """LARS: |step| = rate * 0.001 * |w|, whatever the length of the gradient."""
+    task = make(weight_decay=0.0, momentum=0.0)
+    optimizer = task.configure_optimizers()
+    before = task.shift.weight.detach().clone()
+    task.shift.weight.grad = torch.full_like(before, 30.0)
+    optimizer.step()
+    moved = np.linalg.norm((task.shift.weight.detach() - before).numpy())
+    rate = 0.1  # a tenth of the largest, at first
+    assert moved == pytest.approx(rate * 0.001 * np.linalg.norm(before.numpy()), rel=1e-2)
