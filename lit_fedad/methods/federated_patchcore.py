@@ -1,10 +1,11 @@
 """Federated PatchCore: clients send coresets once and receive their union (after Roth et al., CVPR 2022).
 
 Nothing is trained. The original uses the second and third stage of its backbone; this method uses all layers that are
-configured. The original's image score is the distance of the farthest patch; here it is the peak of a smoothed map
-without its rim. `backbone.layers=[2,3] task.rim=0 task.image_sigma=0` come near the original. The method is the
-reference for a bank of patches that is shared in one shot: at ``vectors = slots`` a client sends and receives as many
-bytes as in one round of FedDyMem.
+configured. The released code's image score is the distance of the farthest patch, which the paper weights by how
+rare its nearest vector is in the bank; here it is the peak of a smoothed map without its rim. Maps are of distances,
+those of the released code of their squares. `backbone.layers=[2,3] task.rim=0 task.image_sigma=0` come near that code.
+The method is the reference for a bank of patches that is shared in one shot: at ``vectors = slots`` a client sends and
+receives as many bytes as in one round of FedDyMem.
 """
 
 from collections.abc import Mapping

@@ -25,7 +25,8 @@ class Dinomaly(Task):
     its blocks are compared with the layers by group. The loss is loose: well rebuilt positions get a tenth of their
     gradient. This version differs from the authors' in some points. Layers pass the backbone's final normalisation, and
     tokens that are no patch are left out. The share of well rebuilt positions and the learning rate are constant. Plain
-    AdamW replaces its stabilised form and the clipping of gradients.
+    AdamW replaces its stabilised form and the clipping of gradients. Maps are smoothed by a whole Gaussian; theirs, of
+    256 pixels a side, by one that is cut to 5 x 5 pixels, which blurs like one of 1.4 pixels.
 
     Args:
         backbone: Frozen transformer, whose maps all have the same shape.

@@ -23,9 +23,9 @@ class Panda(Task):
     is the sum of squared distances to the ``neighbours`` nearest vectors of the bank.
 
     The loss is ``mean |f(x) - c|^2``, with c the mean of all images' initial features, plus the elastic weight
-    consolidation ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of features around
-    f(x), on normal images; the original's is that of ImageNet's labels. Features are not scaled to length 1, as in the
-    authors' code.
+    consolidation ``C ewc / 2 sum F (w - w_0)^2``: C times the loss of the authors' code, which divides by the number C
+    of channels. F is the Fisher information of a normal distribution of features around f(x), on normal images; the
+    original's is that of ImageNet's labels. Features are not scaled to length 1, as in the authors' code.
 
     The bank and c are buffers, which the method of the same name shares; with other methods each client has its own,
     computed from all of its images.
@@ -104,7 +104,7 @@ class Panda(Task):
         changes = {name: weight - self.start[name].to(weight) for name, weight in weights}
         drifts = [(self.fisher[name].to(change) * change.square()).sum() for name, change in changes.items()]
         drift = torch.stack(drifts).sum()
-        return {"loss": compactness + self.ewc / 2 * drift, "drift": drift}
+        return {"loss": compactness + self.num_features * self.ewc / 2 * drift, "drift": drift}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Computes each image's sum of squared distances to its nearest neighbours."""

@@ -16,7 +16,9 @@ class SimpleNet(PatchTask):
     """Frozen patch features, a linear adaptor, and a discriminator whose output is high for normal patches.
 
     ``L = mean max(0, t - D(q)) + mean max(0, t + D(q + e))``, with adapted features q, noise e from N(0, s^2), and
-    ``t = margin`` (from SimpleNet Eq. 6 on). The score of a patch is ``-D(q)``.
+    ``t = margin`` (from SimpleNet Eq. 6 on). The score of a patch is ``-D(q)``. Where the authors' code differs, this
+    follows the paper: Adam trains the adaptor too, there AdamW with a decay of 0.01; and the score of an image is the
+    peak of its map, there the highest patch.
 
     Args:
         backbone: Frozen feature extractor.
