@@ -56,7 +56,9 @@ MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of similar patches (a
 class FedDyMemClient(MomentsClient):
     """A client that uploads its patches compressed to a memory, and trains a head, if any, against the shared one.
 
-    Head and optimiser are personal: they are never averaged (FedDyMem Alg. 5).
+    Head and optimiser are personal: they are never averaged (FedDyMem Alg. 5). The memory is made of the trained head's
+    features. In FedDyMem Alg. 5 it is made of those of the last epoch's steps, each computed before its step; the
+    paper's text says that it is updated after training.
 
     Args:
         task: Features, head, loss and bank.
