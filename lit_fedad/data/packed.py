@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.extras import install
 from lit_fedad.core.files import check_regular
 from lit_fedad.data.input_files import check_array
 from lit_fedad.data.labelled import HALF, LabelledSet
@@ -153,7 +154,7 @@ def _fetch(path: Path, name: str, size: int) -> None:
         package = import_module("medmnist")
     except ImportError as error:
         raise UserError(
-            f"{path}: fetching it takes a package, pip install 'medmnist>=3'; or get it from {MEDMNIST_ADDRESS}"
+            f"{path}: fetching it takes a package, {install('medmnist')}; or get it from {MEDMNIST_ADDRESS}"
         ) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

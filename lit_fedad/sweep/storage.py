@@ -17,6 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import install
 from lit_fedad.core.files import check_own
 from lit_fedad.core.text import redact
 from lit_fedad.tracking.journal import complete_lines
@@ -26,7 +27,6 @@ RETRIES = 3  # times that a trial is queued again after its worker was lost
 GIVEN_BACK = "given_back"  # attribute of a trial: how often stopping workers have given it back
 WORKER = "worker"  # attribute of a trial: number of the worker that plays it
 
-_DRIVERS = {"postgresql": "'psycopg[binary]'", "mysql": "pymysql", "grpc": "grpcio"}
 # Named here because the driver of a URL without one depends on the version of SQLAlchemy.
 _PLAIN = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 _FORMS = "journal, sqlite:///FILE, postgresql://..., mysql://..., grpc://HOST:PORT"
@@ -106,7 +106,7 @@ def _database(text: str) -> BaseStorage:
         if separator and kind in ("sqlite", "postgresql", "mysql"):
             return RDBStorage(f"{_PLAIN.get(scheme, scheme)}://{address}")
     except ImportError as error:
-        raise UserError(f"storage={scheme}://... needs a driver: pip install {_DRIVERS[kind]}") from error
+        raise UserError(f"storage={scheme}://... needs a driver: {install('sweeps')}") from error
     except Exception as error:  # raised by SQLAlchemy, a driver or gRPC
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(

@@ -113,7 +113,7 @@ def test_a_missing_file_is_fetched_by_the_sets_own_package(written, tmp_path, mo
 def test_fetching_fails_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "medmnist", None)  # as if it were not installed
     refused(
-        "octmnist.npz: fetching it takes a package, pip install",
+        r"octmnist.npz: fetching it takes a package, pip install 'lit-fedad\[medmnist\]'",
         medmnist,
         tmp_path,
         "octmnist",

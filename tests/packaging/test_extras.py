@@ -31,6 +31,9 @@ SCORING = [
     "sites.coordinator",
     "flower.site_folder",
     "flower.coordinator",
+    # Drawn data: sites of `containers/compose.yaml` have them.
+    "data.textures",
+    "data.motifs",
 ]
 # By what a site's predictor is built from the configuration of a run.
 BUILT = ["methods", "tasks", "models", "memory", "metrics", "federation", "evaluation", "condensation"]
