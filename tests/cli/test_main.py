@@ -20,7 +20,7 @@ from lit_fedad.audits.inversion_attack import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
 from lit_fedad.cli import privacy
-from lit_fedad.core.config import choices, compose
+from lit_fedad.core.config import choices, compose, conf_folder
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.experiment import train as experiment
@@ -73,12 +73,13 @@ def test_help_of_one_form(say):
 
 
 def test_help_of_train_tells_groups_and_defaults(say):
-    out = say("train", "--help")[1]
-    composed = compose()
+    out, composed = say("train", "--help")[1], compose()
+    root = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     for group in ("data", "backbone", "partition"):
         assert any(line.startswith(f"  {group}=") for line in out)
-    for key in ("rounds", "batch_size", "seed"):
-        assert any(line.startswith(f"  {key}={composed[key]} ") for line in out)
+    for key in [key for key, value in root.items() if not isinstance(value, (dict, list)) and key != "grid"]:
+        text = yaml.safe_dump(composed[key]).split("\n")[0]
+        assert any(f"{line} ".startswith(f"  {key}={text} ") for line in out), key
 
 
 def test_help_imports_what_prints_it_alone():
