@@ -30,7 +30,7 @@ def list_data(display: Display) -> None:
         if card := CARDS.get(name):
             row |= {"title": card.title, "for": card.kind}
             row["licence"] = ", ".join(dict.fromkeys(source.licence for source in card.sources))
-            row["from"] = ", ".join(source.address for source in card.sources)
+            row["from"] = ", ".join(dict.fromkeys(source.address for source in card.sources))
         rows.append(row)
     display.table(rows)
 

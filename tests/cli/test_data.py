@@ -61,6 +61,7 @@ def test_every_configuration_is_one_line(say):
     ):
         assert part in lines["mvtec_textures"]
     assert "your own images" in lines["mvtec_mixture"]
+    assert lines["semantic_cifar10"].count("https://") == 1  # CIFAR-10 and CIFAR-100 have one page
 
 
 def test_a_whole_download(say, tree, small_card):
