@@ -170,8 +170,8 @@ def train(
         data: Name of a data configuration; None for the default, or for ``normal``.
         normal: In place of ``data``: paths of normal training images; by client's name, they are a federation.
         test: Paths of test images by label: ``"good"``, and one name for each defect. By client's name, where
-            ``normal`` is; None where nothing is to be measured: a fifth of each client's normal images is then tested
-            (``data.train_share``).
+            ``normal`` is. None for a random fifth of each client's normal images (``data.train_share``), which shows
+            false alarms alone.
         out: Folder of the run; None for one in ``outputs``.
         settings: Other keys of the configuration, such as ``{"rounds": 20, "data.root": "/data/mvtec"}``.
         quiet: Whether only warnings are printed.
