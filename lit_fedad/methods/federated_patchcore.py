@@ -22,6 +22,7 @@ from lit_fedad.contracts import (
     Free,
     Message,
     MessageSpec,
+    Predictors,
     Server,
     TensorSpec,
     Update,
@@ -48,7 +49,7 @@ class FederatedPatchCoreClient(Client):
     """
 
     needs = MemoryBank
-    state_names = ("bank",)
+    predictors = Predictors(shared=True)
     task: MemoryBank
 
     def __init__(self, task: MemoryBank, vectors: int | None = None, projection: int = 128) -> None:
@@ -63,14 +64,13 @@ class FederatedPatchCoreClient(Client):
         self.vectors = vectors or task.slots
         self.projection = projection
 
-    @property
-    def bank(self) -> Tensor:
-        """The received bank [slots, C]."""
-        return self.task.memory
+    def receive(self, message: Message) -> None:
+        """Loads the bank into the task."""
+        self.task.load_memory(message["memory"])
 
-    @bank.setter
-    def bank(self, bank: Tensor) -> None:
-        self.task.load_memory(bank)
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares the bank, float32 [up to slots, C]."""
+        return {"memory": _bank(self.task.slots, self)}
 
 
 class FederatedPatchCoreServer(Server):
@@ -86,6 +86,10 @@ class FederatedPatchCoreServer(Server):
         super().__init__()
         self.slots, self.projection = client.task.slots, client.projection
         self.bank: Message = {}
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns the bank, the same to every client."""
+        return self.bank
 
 
 def reduced(vectors: Tensor, size: int, side: FederatedPatchCoreClient | FederatedPatchCoreServer) -> Tensor:
@@ -130,18 +134,6 @@ class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
 
     name = "bank"
     up = False
-
-    def broadcast(self, server: FederatedPatchCoreServer, client_id: int) -> Message:
-        """Returns the bank, the same to every client."""
-        return server.bank
-
-    def broadcast_spec(self, client: FederatedPatchCoreClient) -> MessageSpec:
-        """Declares the bank, float32 [up to slots, C]."""
-        return {"memory": _bank(client.task.slots, client)}
-
-    def receive(self, client: FederatedPatchCoreClient, message: Message) -> None:
-        """Loads the bank into the task."""
-        client.bank = message["memory"]
 
 
 def _bank(vectors: int, client: FederatedPatchCoreClient) -> TensorSpec:
