@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts.compute import set_up
-from lit_fedad.core.bounds import above, at_least, below_one
+from lit_fedad.core.bounds import above, at_least, below_one, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import diff_augment, draw
 
@@ -31,7 +31,7 @@ class ExtraLoss:
 
 @dataclass(frozen=True)
 class CondensedTraining:
-    """SGD on condensed images; all learning rates, and the weight of an extra loss, fall to a tenth at half time.
+    """SGD on condensed images; all learning rates, and the weight of an extra loss, fall once, at half time.
 
     Attributes:
         epochs: Passes over the images.
@@ -40,6 +40,7 @@ class CondensedTraining:
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
         augment: Whether images are augmented for cross-entropy by `diff_augment`, each with its own random draw.
+        late_share: Share of the learning rates, and of the extra loss's weight, in the second half; 1 keeps them.
 
     Raises:
         UserError: If a number is out of range.
@@ -51,12 +52,14 @@ class CondensedTraining:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     augment: bool = True
+    late_share: float = 0.1
 
     def __post_init__(self) -> None:
         at_least("method.server.training", 1, epochs=self.epochs, batch_size=self.batch_size)
         above("method.server.training", 0, learning_rate=self.learning_rate)
         at_least("method.server.training", 0, weight_decay=self.weight_decay)
         below_one("method.server.training", momentum=self.momentum)
+        within("method.server.training", 0, 1, late_share=self.late_share)
 
     def __call__(
         self,
@@ -106,9 +109,9 @@ class CondensedTraining:
         model.train()
         total = correct = 0.0
         for epoch in range(self.epochs):
-            decay = 1.0 if 2 * epoch < self.epochs else 0.1
+            share = 1.0 if 2 * epoch < self.epochs else self.late_share
             for optimizer, rate in zip(optimizers, rates, strict=True):
-                optimizer.param_groups[0]["lr"] = decay * rate
+                optimizer.param_groups[0]["lr"] = share * rate
             total = correct = 0.0
             order = torch.randperm(len(labels), generator=generator).to(fabric.device)
             for rows in order.split(self.batch_size):
@@ -122,7 +125,7 @@ class CondensedTraining:
                     logits = head(features(view)).float()
                     loss = F.cross_entropy(logits, target)
                     if extra is not None and use_extra:
-                        loss = loss + decay * extra.weight * extra.module(features(batch).float(), target)
+                        loss = loss + share * extra.weight * extra.module(features(batch).float(), target)
                 if not torch.isfinite(loss):
                     raise UserError(
                         "training on the server diverged; lower method.server.training.learning_rate"

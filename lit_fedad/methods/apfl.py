@@ -17,7 +17,8 @@ class APFLClient(PersonalModelClient):
     The mixture is ``alpha v + (1 - alpha) w``. Its weight alpha is updated in every step by gradient descent too,
     ``alpha -= eta (<v - w, grad L(mixture)> + decay alpha)``, and clipped to [0, 1]. The decay is taken from the
     authors' code. In that code eta is the learning rate of the plain SGD, alpha is updated only in the first step of a
-    round, and alpha is constant by default. A client that has not taken part yet mixes in the initial weights.
+    round, and alpha is constant by default. A client predicts with the mixture of v and the averaged w; that code tests
+    the mixture with the client's own w. A client that has not taken part yet mixes in the initial weights.
 
     Args:
         alpha: Initial share of the personal model, in [0, 1].

@@ -1,6 +1,7 @@
 """FedDM: the server trains on synthetic images into which clients condense their own (Xiong et al., 2023).
 
-Clients send no weights and nothing is averaged. ``fedvck.py`` extends this method to FedVCK.
+Clients send no weights and nothing is averaged. ``fedvck.py`` extends this method to FedVCK. Losses and constants are
+those of a public implementation, which is not known to be the authors' (anonymifish/fed-distribution-matching).
 """
 
 import math
@@ -195,8 +196,10 @@ class ImageCondenser(CondensedClient):
 class FedDMClient(ImageCondenser):
     """A client that condenses images to match the mean features and mean logits of the real images of each class.
 
-    Features and logits are computed under the received weights plus noise, which is drawn for each step. Real and
-    synthetic batches are normalised by their own statistics. The differentially private variant is not implemented.
+    Features and logits are computed under the received weights plus noise, which is drawn for each step. Three things
+    differ from the public code: real and synthetic batches are normalised by their own statistics, not by running ones;
+    real images are drawn with replacement; and images are sent as bytes, unless ``quantize`` is off. The differentially
+    private variant is not implemented.
 
     Args:
         radius: Largest norm rho of the noise over all weights; 0 for no noise.

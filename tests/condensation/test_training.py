@@ -50,11 +50,14 @@ class Constant(nn.Module):
         return 1 + (self.shift - self.shift.detach()).sum() + 0 * features.sum()
 
 
-@pytest.mark.parametrize(("epochs", "at_full_rate"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
-def test_sgd_whose_rate_falls_to_a_tenth_at_half_time(epochs, at_full_rate):
+@pytest.mark.parametrize(
+    ("epochs", "at_full_rate", "late"),
+    [(1, 1, 0.1), (2, 1, 0.1), (3, 2, 0.1), (4, 2, 0.1), (5, 3, 0.1), (4, 2, 0.5), (4, 2, 1.0)],
+)
+def test_sgd_whose_rate_falls_at_half_time(epochs, at_full_rate, late):
     rate, momentum, decay = 0.3, 0.8, 0.05
     settings = {"learning_rate": rate, "momentum": momentum, "weight_decay": decay}
-    model, report = train({"epochs": epochs, **settings})
+    model, report = train({"epochs": epochs, **settings, **({} if late == 0.1 else {"late_share": late})})
 
     by_hand = make().double()
     weights = [p.detach() for p in by_hand.parameters()]
@@ -72,7 +75,7 @@ def test_sgd_whose_rate_falls_to_a_tenth_at_half_time(epochs, at_full_rate):
                 momentum * v + g + decay * w.detach()
                 for v, g, w in zip(velocity, gradients, weights, strict=True)
             ]
-            step = rate if epoch < at_full_rate else rate / 10
+            step = rate if epoch < at_full_rate else rate * late
             weights = [(w - step * v).detach() for w, v in zip(weights, velocity, strict=True)]
             losses += [float(loss.detach())] * len(rows)
             right += int((logits.argmax(1) == y).sum())

@@ -1,9 +1,11 @@
 """FedDM's client: condensation by hand, the noise on weights, and how images start."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from helpers.feddm import FABRIC, client_of, make, mean, nearly, pieces, std
 from torch.nn import functional as F
 
@@ -21,6 +23,22 @@ def moments(weights, images):
     features = (gain * scaled + shift).relu().mean((2, 3))
     logits = features @ weights["classifier.weight"].T + weights["classifier.bias"]
     return torch.cat([features, logits], 1)
+
+
+def test_the_preset_compares_images_as_they_are():
+    """As the public code, which augments nothing."""
+    preset = yaml.safe_load((Path(__file__).parents[3] / "conf/method/feddm.yaml").read_text())
+    options = {k: v for k, v in preset["method"]["client"]["condensation"].items() if k != "_target_"}
+    condensation = Condensation(**{**options, "steps": 3, "batch": 2, "learning_rate": 1e-30})
+    real, start, seen = torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8), []
+
+    def distance(batch, synthetic):
+        seen.append((batch.images, synthetic.detach()))
+        return synthetic.square().sum()
+
+    draws = torch.Generator().manual_seed(0)
+    condensation(start, [1, 1], real, [torch.ones(1)] * 2, distance, draws, FABRIC)
+    assert all(torch.equal(images, real) and torch.equal(synthetic, start) for images, synthetic in seen)
 
 
 def test_a_client_by_hand(feddm, data, tap):

@@ -1,10 +1,13 @@
 """FedDM's server: training on the round's images, its diagnostics, and the adversary's view."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from helpers.feddm import FABRIC, K, make, mean, pieces, server_of, std, upload
+import yaml
+from helpers.feddm import FABRIC, K, make, mean, nearly, pieces, server_of, std, upload
+from torch.nn import functional as F
 
 from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.training import CondensedTraining
@@ -38,6 +41,23 @@ def test_of_a_single_client_the_server_trains_on_its_images(feddm, data, tap, ex
     for round in (1, 2):
         weights = trained_alone(weights, tap.uploads(round)[0], training, Context(0, round))
     exactly(federation.server.weights, dict(weights))
+
+
+def test_the_preset_trains_at_one_rate_on_images_as_they_are():
+    """As the public code: plain SGD with momentum and weight decay, all images in a batch."""
+    preset = yaml.safe_load((Path(__file__).parents[3] / "conf/method/feddm.yaml").read_text())
+    options = {k: v for k, v in preset["method"]["server"]["training"].items() if k != "_target_"}
+    server = server_of(training=CondensedTraining(**{**options, "epochs": 6}))
+    message = upload([0, 0, 1, 1, 2, 2])
+    server.aggregate({0: Update(message, 9)})
+    task = make().train()
+    sgd = torch.optim.SGD(task.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    for _ in range(6):
+        logits = task.classifier(task.encoder((message[IMAGES] / 255 - mean) / std))
+        sgd.zero_grad()
+        F.cross_entropy(logits, torch.tensor([0, 0, 1, 1, 2, 2])).backward()
+        sgd.step()
+    nearly(dict(server.weights), dict(task.state_dict()))
 
 
 def test_the_order_of_clients_does_not_change_what_is_trained_on():
