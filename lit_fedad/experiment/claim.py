@@ -110,6 +110,9 @@ def begun(folder: Path, config: Config) -> Iterator[None]:
                 _check_own(folder)
             else:
                 claim(folder, config)
+            for left_over in folder.glob("figures/.*.partial"):  # by a run that was killed while it drew
+                with suppress(OSError):
+                    left_over.unlink()
             yield
         except BaseException:
             if not before and {*_present(folder)} <= {"config.yaml", MANIFEST}:

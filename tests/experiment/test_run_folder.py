@@ -84,6 +84,14 @@ def test_a_command_that_is_refused_leaves_nothing_and_one_that_computed_all_of_i
     assert {"config.yaml", "partition.json"} <= {path.name for path in run.path.iterdir()}
 
 
+def test_a_half_drawn_figure_of_a_killed_run_goes_when_it_continues(tmp_path, config):
+    with begun(tmp_path, config):
+        (tmp_path / "figures").mkdir()
+        (tmp_path / "figures" / ".aupr.png.4711.partial").touch()
+    with begun(tmp_path, config):
+        assert not [*(tmp_path / "figures").iterdir()]
+
+
 def test_a_folder_of_another_configuration_is_refused(tmp_path, config):
     run = RunFolder(tmp_path)
     claim(run.path, config)
