@@ -31,6 +31,9 @@ LONGEST_SHARES = 64 << 20
 _LONGEST_TEXT = 500  # characters
 MOST_ENTRIES = 1000  # of a list or dictionary, and so names of all sites' products
 _MOST_SCALARS = 50  # each becomes several curves in the tracker; tasks and methods have at most ten
+MOST_STEPS = 10**12
+"""Most requests of a run: the names of the files with a site's states have twelve digits."""
+
 _RUN = re.compile(r"[0-9a-f]{16}")  # ids of runs
 _WORD = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)  # names of scalars
 _MARK = re.compile(r"[\w.+-]{0,64}", re.ASCII)  # versions and hashes
@@ -148,7 +151,7 @@ class Request(_Message):
             self.kind in ("hello", "play", "ask", "offer", "reveal")
             and _RUN.fullmatch(self.run) is not None
             and 0 <= self.client < 10_000
-            and 0 <= self.settled <= self.base <= self.step < 1 << 40
+            and 0 <= self.settled <= self.base <= self.step < MOST_STEPS
             and abs(self.round) < 1 << 31
             and 0 <= self.exchange < 1000
             and 0 <= self.sealed <= len(self.payload)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.sites.messages import MOST_STEPS, Request
 from lit_fedad.sites.states import States, digest_of
 
 INITIAL = {"w": torch.zeros(2), "contacts": 0}
@@ -54,6 +55,15 @@ def test_states_that_nobody_settles_do_not_fill_the_disk(tmp_path):
         states.put(65, {})
     states.settle(60, 60)
     states.put(65, {})
+
+
+def test_a_run_has_no_step_whose_state_would_be_neither_counted_nor_removed(tmp_path):
+    states = States(tmp_path, INITIAL)
+    states.put(MOST_STEPS - 1, {})
+    states.settle(MOST_STEPS, 0)
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(UserError, match="out of range"):
+        Request("play", "0123456789abcdef", [], 0, step=MOST_STEPS).check()
 
 
 def test_digests_tell_states_apart():
