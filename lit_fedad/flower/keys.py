@@ -22,7 +22,7 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMEST
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes, write_secret
+from lit_fedad.core.files import atomic, given_bytes, write_secret
 
 K = TypeVar("K")
 _YEARS = datetime.timedelta(days=10 * 365)
@@ -35,16 +35,18 @@ def write_site_key(folder: Path) -> str:
         The fingerprint of the public key.
     """
     private = ec.generate_private_key(ec.SECP384R1())
+    public = private.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    # First the public key: if the private key is not replaced then, the site keeps the one that its coordinator knows.
+    with atomic(folder / "key.pub") as partial:
+        partial.write_bytes(public + b"\n")
     write_secret(
         folder / "key",
         private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         ),
     )
-    public = private.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    (folder / "key.pub").write_bytes(public + b"\n")
     return fingerprint(folder / "key.pub")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes, write_secret
+from lit_fedad.core.files import atomic, given_bytes, write_secret
 from lit_fedad.core.nested import flatten
 from lit_fedad.privacy.keys import KEY_BYTES, KeyPair
 from lit_fedad.sites.refusals import KINDS, Code, RefusalError
@@ -198,8 +198,10 @@ def write_sum_key(folder: Path, name: str) -> None:
         name: Name of the site, which ``sum.pub`` holds before the public key.
     """
     pair = KeyPair()
+    # First the public key: a failure must not leave a private key that no site knows.
+    with atomic(folder / PUBLIC) as partial:
+        partial.write_text(f"{name} {_text(pair.public)}\n")
     write_secret(folder / KEY, f"{_text(pair.private)}\n".encode())
-    (folder / PUBLIC).write_text(f"{name} {_text(pair.public)}\n")
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,19 @@ def test_keys_and_certificates_are_renewed_in_place(tmp_path, capsys):
     assert files[2].read_text().strip() in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("public", "private", "words"), [("key.pub", "key", []), ("sum.pub", "sum.key", ["sums=true"])]
+)
+def test_a_key_that_cannot_be_renewed_whole_stays_the_one_that_others_know(tmp_path, public, private, words):
+    init(tmp_path)
+    site = tmp_path / "north"
+    known = (site / private).read_bytes()
+    (site / public).unlink()
+    (site / public).mkdir()  # cannot be replaced by a file
+    assert main(["site", "renew", f"site={site}", *words]) == 2
+    assert (site / private).read_bytes() == known
+
+
 def test_sites_that_are_added_meanwhile_are_read_and_others_keep_their_places(tmp_path):
     init(tmp_path)
     federation, file = FederationFolder.open(tmp_path / "fed"), tmp_path / "fed" / "federation.yaml"
