@@ -17,7 +17,7 @@ import uvicorn
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
-from lit_fedad.core.files import stored_text
+from lit_fedad.core.files import stored_bytes
 from lit_fedad.experiment.claim import locked
 from lit_fedad.flower.federation_folder import LINK, FederationFolder
 from lit_fedad.flower.leftover import MARK, end_leftover, remember
@@ -55,8 +55,8 @@ def start(folder: FederationFolder, display: Display) -> None:
             except BaseException:
                 process.kill()
                 raise
-    if cause := stored_text(error_file).strip() if error_file.exists() else "":  # no file on a full disk
-        raise UserError(cause)
+    if error_file.exists() and (cause := stored_bytes(error_file).strip()):  # no file on a full disk
+        raise UserError(cause.decode(errors="replace"))
     if not (folder.run / "result.json").exists():
         raise UserError(
             f"the run ended early; what Flower says: {folder.path / 'superlink.log'}; the same command continues"
@@ -154,9 +154,9 @@ def _register(folder: FederationFolder, display: Display) -> None:
     Keys that were removed stay registered there, but the open port refuses them.
     """
     registered = folder.path / _REGISTERED
-    fingerprints = stored_text(registered).split("\n") if registered.exists() else []
+    fingerprints = stored_bytes(registered).split(b"\n") if registered.exists() else []
     for name, fingerprint in folder.fingerprints().items():
-        if fingerprint in fingerprints:
+        if fingerprint.encode() in fingerprints:
             continue
         command = ["flwr", "supernode", "register", str(folder.path / "keys" / f"{name}.pub"), LINK]
         command += ["--name", name]
@@ -164,7 +164,6 @@ def _register(folder: FederationFolder, display: Display) -> None:
         output = " ".join((done.stdout + done.stderr).split())
         if done.returncode and "already in use" not in output:
             raise UserError(f"'{' '.join(command[:4])}' failed: {output[-300:]}")
-        fingerprints.append(fingerprint)
         with registered.open("a") as file:
             file.write(f"{fingerprint}\n")
         display.note(f"site {name} is let in: {fingerprint}")

@@ -301,7 +301,7 @@ def _doubts(
 
 def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]) -> None:
     content = {names[client]: {"client": client, **asdict(site)} for client, site in sorted(facts.items())}
-    with unwritable_in_one_line(file), atomic(file) as partial:
+    with unwritable_in_one_line(file), atomic(file, durable=True) as partial:
         partial.write_text(json.dumps({"products": list(products), "sites": content}, indent=1))
 
 

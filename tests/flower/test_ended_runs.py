@@ -105,3 +105,9 @@ def test_the_command_says_the_cause_or_names_the_log(folder, monkeypatch, left, 
     monkeypatch.setattr(FederationFolder, "public_keys", lambda folder: {})
     with pytest.raises(UserError, match=f"^{said.partition('(')[0]}"):
         coordinator.start(folder, Display(quiet=True))
+
+
+def test_a_damaged_list_of_registered_keys_is_no_obstacle(folder):
+    """At worst a key is registered again, which changes nothing."""
+    (folder.path / "registered").write_bytes(b"\xff\xfe\nSHA256:x\n")
+    coordinator._register(folder, Display(quiet=True))
