@@ -113,6 +113,11 @@ class Code(IntEnum):
         40,
         "has more products than a site brings to a federation; its log (lit-fedad site log) says why",
     )
+    NUMBER = (
+        41,
+        "had another number among the sites when this run began: give it back its own file under keys, and its place in"
+        " sites",
+    )
 
 
 class RefusalError(UserError):

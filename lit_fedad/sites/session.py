@@ -83,6 +83,7 @@ class Session:
         self.states = States(
             settings.folder / "states" / request.run,
             state_of(model.client),
+            number=str(number),  # the hash of the images depends on it, and would name another cause
             images=self.digest,
             model=f"{self.facts.backbone} {self.facts.initial}",
         )

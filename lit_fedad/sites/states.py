@@ -25,6 +25,8 @@ FILES = "[0-9]" * 12 + ".pt"
 _MOST = 64
 """Most states of a run that a site keeps: a round adds one for each exchange, and its end settles which are needed."""
 
+_REFUSALS = {"number": Code.NUMBER, "images": Code.IMAGES, "model": Code.MODEL}
+
 
 class States:
     """The personal states that a site had after the steps of a run, each in a file of its own.
@@ -36,10 +38,11 @@ class States:
     Args:
         folder: The site's folder for the run.
         initial: State before the first step.
-        **hashes: Hashes, by name, of what must stay the same during a run: the site's ``images`` and its ``model``.
+        **hashes: What must stay the same during a run, by name: the site's ``number``, and hashes of its ``images`` and
+            its ``model``. They are compared in this order.
 
     Raises:
-        RefusalError: If the run began with another hash.
+        RefusalError: If the run began with another number or hash.
     """
 
     def __init__(self, folder: Path, initial: State, **hashes: str) -> None:
@@ -50,10 +53,10 @@ class States:
             except (OSError, ValueError) as error:
                 raise UserError(f"{folder / name}: cannot be read ({type(error).__name__})") from error
             if stored != expected:
-                raise RefusalError(Code.IMAGES if name == "images" else Code.MODEL)
+                raise RefusalError(_REFUSALS[name])
 
     def begin(self) -> None:
-        """Writes the hashes of images and model to the run's folder, before its first state.
+        """Writes the number and the hashes to the run's folder, before its first state.
 
         Raises:
             UserError: If the folder cannot be written.

@@ -142,6 +142,12 @@ def test_a_run_goes_on_with_what_it_began_with(begun, train, folder, mark, code)
     assert (reply.code, reply.payload) == (code, b"")
 
 
+def test_a_site_that_is_asked_under_anothers_number_says_so(begun, train, folder):
+    """Its images are the same, and nothing is to be given back: two files under keys were exchanged."""
+    reply = reply_of(quiet_site(settings(folder, "north")), replace(train, client=1))
+    assert (reply.code, reply.payload) == (Code.NUMBER, b"")
+
+
 def test_what_takes_a_model_of_sums_is_not_answered_without_them(site):
     asked = Request("hello", "c" * 16, ["method=federated_subspace", *DEBUG], 0)
     own = [*reply_of(site, asked).facts.held]
