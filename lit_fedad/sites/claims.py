@@ -175,7 +175,12 @@ class Claims:
         self.log.append(run=run, invitation=invitation)
 
     def claim(
-        self, run: str, place: tuple[int, int, str], sites: Sequence[str], noised: bool = False
+        self,
+        run: str,
+        place: tuple[int, int, str],
+        sites: Sequence[str],
+        noised: bool = False,
+        message: str = "",
     ) -> None:
         """Notes with which sites the site's message of an exchange is summed.
 
@@ -184,6 +189,8 @@ class Claims:
             place: Round, index and name of the exchange.
             sites: Names of the sites in the sum.
             noised: Whether the sum holds noise that the sites draw: then other runs may have other sites.
+            message: Hash of the message; empty if it tells nothing. A coordinator that has a site start from an older
+                state may get the same message in another round.
 
         Raises:
             RefusalError: If the message went to a sum of other sites before, or that of another run with some of the
@@ -199,11 +206,12 @@ class Claims:
             apart = {other for other in trained if run in trained and not trained[run] & trained[other]}
             others = [line for line in earlier if line["run"] not in {run, *apart} and not line.get("noised")]
             same = [line for line in others if line["place"][0] == place[0] and line["place"][2] == place[2]]
+            same += [line for line in earlier if message and line.get("summed") == message]
             differs = differs or any(line["sites"] != names for line in [*others[:1], *same])
         if differs:
             raise RefusalError(Code.CLAIMED, place[0])
         if not repeated:
-            self.log.append(run=run, place=position, sites=names, noised=noised)
+            self.log.append(run=run, place=position, sites=names, noised=noised, summed=message)
 
 
 def _images(line: Mapping[str, Any]) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -90,6 +90,7 @@ class Session:
         self.party: Party | None = None
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()  # of the last masked message, and of its secure sum
+        self.summed = ""  # hash of that message
         self.least = part.fewest()
         self.sends_scalars = self.approved is not None or policy.allows(LOSS, self.least)
         self.products: Sequence[str] | None = None
@@ -273,9 +274,13 @@ class Session:
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
-        mask = Mask(self.party, self.party.invitation, envelopes)
+        mask = _NotedMask(self.party, self.party.invitation, envelopes, self._note)
         self.place = place  # only set for masked messages: the request for shares may follow other requests
         return mask
+
+    def _note(self, message: Message) -> None:
+        """Notes the hash of a message before it is masked; no hash if it holds zeros alone, and so tells nothing."""
+        self.summed = digest_of(message) if any(bool(entry.any()) for entry in message.values()) else ""
 
     def _reveal(self, payload: bytes) -> bytes:
         """Reveals this site's shares for the sum to which it has contributed last."""
@@ -287,7 +292,7 @@ class Session:
         if not clients or not all(0 <= client < len(self.sites) for client in clients):
             raise RefusalError(Code.NAMES)
         names = [self.sites[client] for client in clients]
-        self.claims.claim(self.run, self.place, names, self._noised)
+        self.claims.claim(self.run, self.place, names, self._noised, self.summed)
         return self.party.reveal(payload)
 
     def _exchange(self, request: Request, context: Context, asked: Asked) -> Exchange:
@@ -358,6 +363,22 @@ class Session:
             self.display.note(f"report: {report.write(predicted, request.numbers)}")
         except (OSError, ValueError, UserError) as error:
             self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
+
+
+@dataclass(frozen=True)
+class _NotedMask(Mask):
+    """The mask of a message that the site notes before it is masked.
+
+    Attributes:
+        note: Notes the message.
+    """
+
+    note: Callable[[Message], None]
+
+    def pack(self, message: Message, exchange: Exchange, client: Client) -> bytes:
+        """Notes a message, masks and serialises it."""
+        self.note(message)
+        return super().pack(message, exchange, client)
 
 
 def _in_words(disclosed: Disclosures) -> str:

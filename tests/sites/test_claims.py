@@ -49,6 +49,19 @@ def test_the_same_sites_and_other_images_and_noise_are_answered(claims):
         claims.claim("b", (1, 0, "train"), ALL)
 
 
+@pytest.mark.parametrize("run", ["a", "c"])
+def test_the_same_message_goes_to_no_sum_of_other_sites(claims, run):
+    """A coordinator has a site start from its first state again, in a later round."""
+    claims.claim("a", (1, 0, "moments"), ALL, message="means")
+    claims.claim(run, (2, 0, "moments"), ALL, message="means")
+    claims.claim(run, (3, 0, "moments"), FEWER, message="other means")
+    for _ in range(2):  # of what tells nothing any sum
+        claims.claim(run, (4, 0, "moments"), FEWER)
+    with pytest.raises(RefusalError) as refused:
+        claims.claim(run, (5, 0, "moments"), FEWER, message="means")
+    assert refused.value.code is Code.CLAIMED
+
+
 def test_an_invitation_is_accepted_once_over_all_runs(claims):
     claims.invite("a", "one")
     claims.invite("a", "other")

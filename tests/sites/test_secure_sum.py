@@ -227,43 +227,68 @@ def test_a_run_of_secure_sums_keeps_its_sites_in_their_order(offers_of_north):
     assert offer(payload=invitation(), names=("north", "south", "east")).code == Code.NAMES
 
 
+class Summed:
+    """Four sites, which a coordinator asks for sums as it likes."""
+
+    def __init__(self, folder):
+        paint(folder, FOUR)
+        enrol_in_sums(folder, FOUR)
+        self.sites = sites(folder, secure=True, names=FOUR)
+        self.products = [next((folder / name / "images").iterdir()).name for name in FOUR]
+        for client in range(4):
+            self.ask(client, "hello")
+        self.session = self.sites[0]._session[1]
+
+    def ask(self, client, kind, **given):
+        words = ["method=federated_subspace", "federation=secure", *DEBUG, "rounds=1"]
+        request = Request(kind, "0123456789abcdef", words, client, products=self.products, **given)
+        return reply_of(self.sites[client], request)
+
+    def masked(self, round, blob=b""):
+        """All four mask what they send in a round, from their first state."""
+        gathering = Gathering("place", dict.fromkeys(range(4), self.session.facts.size), 3)
+        invited = gathering.invitation.to_bytes()
+        offers = {c: self.ask(c, "offer", names=list(FOUR), payload=invited).payload for c in range(4)}
+        envelopes, _ = gathering.take_offers(offers)
+        for c, own in envelopes.items():
+            sent = self.ask(c, "play", round=round, step=1 + round, sealed=len(own), payload=own + blob)
+            assert not sent.code
+
+    def revealed(self, survivors):
+        """What north answers when it is asked to unmask their sum."""
+        return self.ask(0, "reveal", payload=write_survivors(survivors)).code
+
+    def zeros(self, exchange):
+        """A message of zeros in the form of an exchange."""
+        spec = exchange.broadcast_spec(self.session.client)
+        sizes = {name: [d if isinstance(d, int) else 1 for d in form.shape] for name, form in spec.items()}
+        return save({name: torch.zeros(sizes[name], dtype=form.dtype) for name, form in spec.items()})
+
+
 @pytest.mark.slow
 def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
     """A site that is asked in between for something else still knows which message its shares would unmask."""
-    paint(tmp_path, FOUR)
-    enrol_in_sums(tmp_path, FOUR)
-    own, products = (
-        sites(tmp_path, secure=True, names=FOUR),
-        [next((tmp_path / n / "images").iterdir()).name for n in FOUR],
-    )
+    summed = Summed(tmp_path)
+    summed.masked(round=0)
+    assert summed.revealed([0, 1, 2, 3]) == Code.NONE
+    summed.masked(round=0)
+    exchanges = summed.session.method.exchanges
+    for exchange, sums, code in (
+        (exchanges.rounds[0], False, Code.FAILED),
+        (exchanges.leave_out, True, Code.NONE),
+    ):
+        blob = summed.zeros(exchange)
+        assert summed.ask(0, "play", round=1, step=2, sums=sums, payload=blob).code == code
+    assert summed.revealed([0, 1, 2]) == Code.CLAIMED
 
-    def ask(client, kind, **given):
-        words = ["method=federated_subspace", "federation=secure", *DEBUG, "rounds=1"]
-        request = Request(kind, "0123456789abcdef", words, client, products=products, **given)
-        return reply_of(own[client], request)
 
-    def revealed(survivors, between):
-        sizes = {client: own[client]._session[1].facts.size for client in range(4)}
-        gathering = Gathering("place", sizes, 3)
-        invited = gathering.invitation.to_bytes()
-        offers = {c: ask(c, "offer", names=list(FOUR), payload=invited).payload for c in range(4)}
-        envelopes, _ = gathering.take_offers(offers)
-        for c in range(4):
-            assert not ask(c, "play", round=0, step=1, sealed=len(envelopes[c]), payload=envelopes[c]).code
-        if between:
-            session = own[0]._session[1]
-            exchanges = session.method.exchanges
-            for exchange, sums, code in (
-                (exchanges.rounds[0], False, Code.FAILED),
-                (exchanges.leave_out, True, Code.NONE),
-            ):
-                spec = exchange.broadcast_spec(session.client)
-                sizes = {n: [d if isinstance(d, int) else 1 for d in form.shape] for n, form in spec.items()}
-                blob = save({n: torch.zeros(sizes[n], dtype=form.dtype) for n, form in spec.items()})
-                assert ask(0, "play", round=1, step=2, sums=sums, payload=blob).code == code
-        return ask(0, "reveal", payload=write_survivors(survivors)).code
-
-    for client in range(4):
-        ask(client, "hello")
-    assert revealed([0, 1, 2, 3], between=False) == Code.NONE
-    assert revealed([0, 1, 2], between=True) == Code.CLAIMED
+@pytest.mark.slow
+def test_moments_that_are_asked_for_again_go_to_the_same_sites(tmp_path):
+    """From its first state a site sends them in a later round too; the difference of both sums would be west's."""
+    summed = Summed(tmp_path)
+    summed.masked(round=0)
+    assert summed.revealed([0, 1, 2, 3]) == Code.NONE
+    blob = summed.zeros(summed.session.method.exchanges.rounds[0])
+    for survivors, code in (([0, 1, 2], Code.CLAIMED), ([0, 1, 2, 3], Code.NONE)):
+        summed.masked(round=1, blob=blob)
+        assert summed.revealed(survivors) == code
