@@ -20,7 +20,7 @@ from scipy.special import log_ndtr
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, Method, image_sums_of, merges_sums
 from lit_fedad.core.bounds import above, at_least, within
-from lit_fedad.core.errors import ANEW, UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import stored_bytes, write_secret
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.noised_sums import Noise, noised
@@ -242,7 +242,7 @@ def noise_key(folder: Path, seed: int | None, images: str) -> bytes:
         write_secret(path, secrets.token_bytes(32))
     key = stored_bytes(path)
     if len(key) != 32:
-        raise UserError(f"{path}: is no key of 32 bytes; {ANEW}")
+        raise UserError(f"{path}: is no key of 32 bytes; restore it from a copy, or begin another run")
     return blake2b(images.encode(), key=key, digest_size=32).digest()
 
 
