@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import disk_full_in_one_line
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.local_transport import cause_of
-from lit_fedad.privacy.ledger import BudgetError
+from lit_fedad.privacy.ledger import LEDGER, BudgetError
 from lit_fedad.report.console import Display
+from lit_fedad.sites.claims import CLAIMS
 from lit_fedad.sites.messages import LONGEST_START, Reply, Request, moment_in_words
 from lit_fedad.sites.offer import APPROVED, OFFERED, Offer
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -40,6 +42,7 @@ class Site:
     def __init__(self, settings: SiteSettings, display: Display) -> None:
         self.settings, self.display = settings, display
         self.log, self.approvals = ChainedLog(settings.folder / AUDIT), ChainedLog(settings.folder / APPROVED)
+        self.claims, self.ledger = ChainedLog(settings.folder / CLAIMS), ChainedLog(settings.folder / LEDGER)
         self._session: tuple[tuple[object, ...], Session] | None = None  # with the key of `_session_of`
 
     def tidy(self) -> None:
@@ -72,7 +75,8 @@ class Site:
         disclosed, cause = "", ""
         try:
             request = Request.from_bytes(blob)
-            reply, disclosed = self._session_of(request).answer(request)
+            with disk_full_in_one_line(self.settings.folder):
+                reply, disclosed = self._session_of(request).answer(request)
         except Exception as error:
             cause, reply = cause_of(error), self._refused(error, request)
         reply = replace(reply, step=request.step if request else 0)
@@ -95,6 +99,7 @@ class Site:
                 answer=hashlib.sha256(answer).hexdigest()[:16],
                 seconds=round(seconds, 3),
                 why=cause,
+                **self._lengths(),
             )
         except UserError as error:
             self.display.warn(str(error))
@@ -119,11 +124,37 @@ class Site:
         key = (request.run, tuple(request.overrides), request.client, tuple(request.classes), approvals)
         keyed, self._session = self._session, None
         if keyed is None or keyed[0] != key:
+            self._check_whole()
             keyed = None  # frees the memory of the old model before the new one is built
             keyed = key, Session(request, self.settings, self.display)
         keyed[1].settle(request.products)
         self._session = keyed
         return keyed[1]
+
+    def _lengths(self) -> dict[str, int]:
+        """Returns how many lines claims and ledger have, or have had: the log holds it with each reply."""
+        if self._session is not None:
+            self.claims = self._session[1].claims.log  # which has read the file already
+        last = (self.log.entries() or [{}])[-1]
+        logs = {"claims": self.claims, "ledger": self.ledger}
+        lengths = {name: int(last.get(name, 0)) for name in logs}
+        for name, log in logs.items():
+            with suppress(UserError):  # damaged: the site has refused for this cause
+                lengths[name] = max(lengths[name], len(log.entries()))
+        return lengths
+
+    def _check_whole(self) -> None:
+        """Refuses claims and a ledger that have lost lines: what they held would be told, or spent, again.
+
+        Raises:
+            UserError: If a file has fewer lines than the log says.
+        """
+        lengths = self._lengths()
+        for name, log in (("claims", self.claims), ("ledger", self.ledger)):
+            if (found := len(log.entries())) < lengths[name]:
+                raise UserError(
+                    f"{log.file}: has {found} lines of {lengths[name]} that were written; restore it from a copy"
+                )
 
     def _refused(self, error: Exception, request: Request | None) -> Reply:
         """Returns the reply with an error's code; keeps the offer for ``site review`` if the operator can decide it."""

@@ -1,5 +1,7 @@
 """A site answers requests from its own images and states, whatever the coordinator sends."""
 
+import errno
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,12 +10,14 @@ from safetensors.torch import load
 
 from lit_fedad.experiment import build
 from lit_fedad.experiment.build import build_model
+from lit_fedad.privacy.ledger import Ledger
 from lit_fedad.sites.claims import MOST_MESSAGES
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.review import review
+from lit_fedad.sites.states import States
 
 RUN = "0123456789abcdef"
 WORDS = [
@@ -142,10 +146,40 @@ def test_a_run_goes_on_with_what_it_began_with(begun, train, folder, mark, code)
     assert (reply.code, reply.payload) == (code, b"")
 
 
+@pytest.mark.parametrize("name", ["runs.jsonl", "ledger.jsonl"])
+def test_a_record_that_was_cut_off_is_no_shorter_record(begun, train, folder, tmp_path, name):
+    """What it held would be told, or spent, again; the log says how long it was, also after a refusal."""
+    for kept in ("log.jsonl", "runs.jsonl"):
+        shutil.copy(folder / "north" / kept, tmp_path)
+    Ledger(tmp_path / "ledger.jsonl").spend("a", "noise", 1.0, 1e-5)
+    given = replace(settings(folder, "north"), folder=tmp_path)
+    assert not reply_of(quiet_site(given), train).code
+    whole = (tmp_path / name).read_bytes()
+    for left in (b"", b"\n".join(whole.split(b"\n")[:-2]), None):
+        (tmp_path / name).unlink() if left is None else (tmp_path / name).write_bytes(left)
+        site = quiet_site(given)
+        assert [reply_of(site, train).code for _ in range(2)] == [Code.FAILED] * 2
+        assert f"{name}: has" in site.log.entries()[-1]["why"]
+    (tmp_path / name).write_bytes(whole)
+    assert not reply_of(quiet_site(given), train).code
+
+
 def test_a_site_that_is_asked_under_anothers_number_says_so(begun, train, folder):
     """Its images are the same, and nothing is to be given back: two files under keys were exchanged."""
     reply = reply_of(quiet_site(settings(folder, "north")), replace(train, client=1))
     assert (reply.code, reply.payload) == (Code.NUMBER, b"")
+
+
+def test_a_full_disk_is_named(begun, train, folder, monkeypatch):
+    """The system names no file if a write fails."""
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(States, "put", full)
+    site = quiet_site(settings(folder, "north"))
+    assert reply_of(site, train).code == Code.FAILED
+    assert site.log.entries()[-1]["why"].startswith(f"{folder / 'north'}: no space is left on the disk")
 
 
 def test_what_takes_a_model_of_sums_is_not_answered_without_them(site):
