@@ -114,9 +114,9 @@ def test_a_defect_of_a_server_of_ones_own_is_not_taken_for_a_bad_checkpoint(forg
 
 
 def test_a_personal_state_by_which_scores_are_no_numbers_is_told_with_its_checkpoint(lab, tmp_path, images):
-    """Messages are checked for it, but a client's own bank comes from its file alone."""
-    forged = shutil.copytree(lab.finished("method=federated_patchcore")[0], tmp_path / "run")
-    forge_state(forged, "client_00000.pt", lambda state: state["bank"].fill_(torch.nan))
+    """Messages are checked for it, but a client's own head comes from its file alone."""
+    forged = shutil.copytree(lab.finished("method=feddymem")[0], tmp_path / "run")
+    forge_state(forged, "client_00000.pt", lambda state: state["head"]["out.bias"].fill_(torch.nan))
     with refusal(f"^{forged}/checkpoints: .*its scores are no numbers"):
         predict(str(forged), str(images), 0)
 
