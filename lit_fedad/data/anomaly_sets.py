@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.image_files import LeftOut, folder_name, images_in
 from lit_fedad.data.input_files import inside, read_json, read_table, require_files
 from lit_fedad.data.masks import marked_pixels
 from lit_fedad.data.mvtec import mvtec_mixture
@@ -290,7 +290,7 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
         raise UserError(f"{index}: lists {min(leaked).name} for training and for testing; remove it from one")
     require_files([*train, *normal, *anomalous], index, "unpack the set again")
 
-    product = name or root.absolute().name
+    product = name or folder_name(root)
     train_samples = tuple(Sample(path, product) for path in train)
     test_samples = (
         *(Sample(path, product) for path in normal),

@@ -17,6 +17,7 @@ from lit_fedad.data.image_files import (
     LeftOut,
     entries,
     find_images,
+    folder_name,
     image_suffixes,
     images_in,
     require_folder,
@@ -76,7 +77,7 @@ class Layout:
         named = {} if name is None else {"name": name}
         if self.parts:
             readers = {product: _product_reader(part) for product, part in self.parts.items()}
-            return mixture(self.root, readers, name or self.root.absolute().name)
+            return mixture(self.root, readers, name or folder_name(self.root))
         images: ImageSet = build(
             {"_target_": _READERS[self.data], "root": str(self.root), **self.settings, **named}
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, find_images, images_in
+from lit_fedad.data.image_files import LeftOut, find_images, folder_name, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample, defect_name
 from lit_fedad.data.subset import resplit, split_normals
@@ -43,7 +43,7 @@ def folders(
     for folder in train_normal:
         if folder in (*test_normal, *test_anomalous):
             raise UserError(f"{root / folder}: is given for training and for testing; use each folder once")
-    product = name or root.absolute().name
+    product = name or folder_name(root)
     skipped = LeftOut()
     train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder, skipped)]
     normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder, skipped)]

@@ -91,12 +91,21 @@ def require_folder(root: Path, wanted: str) -> None:
         )
 
 
+def folder_name(root: Path) -> str:
+    """Returns the name of a folder as it was given: a link in the place of a moved folder has the folder's name.
+
+    Args:
+        root: The folder; ``.`` and ``..`` have the names of those that they lead to.
+    """
+    return Path(os.path.abspath(root)).name  # noqa: PTH100, for it removes `..` and keeps links
+
+
 def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Path]:
     """Lists the images in a folder and in all folders within it, of which there may be none.
 
-    A file is an image by its suffix, or where that is unknown by its content. Hidden files and folders and those of
-    operating systems are passed over. Links are followed, each file and folder is taken once. Beside an image of the
-    same name a DICOM file is its original, and left out.
+    A file is an image by its suffix, or where that is unknown by its content. Hidden files and folders, those of
+    operating systems and heatmaps of predictions are passed over. Links are followed, each file and folder is taken
+    once. Beside an image of the same name a DICOM file is its original, and left out.
 
     Args:
         folder: The folder; or one file, which is taken whatever it is.

@@ -9,7 +9,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import image_suffixes, images_in
+from lit_fedad.data.image_files import folder_name, image_suffixes, images_in
 from lit_fedad.data.input_files import read_table
 from lit_fedad.data.layout_names import LABELS, NORMAL, ONE, ZERO, bare, says_normal
 from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample, defect_name
@@ -94,7 +94,7 @@ def labelled_csv(
             defects[image] = "good"
     paths = _paths(defects, root, root / images, table, counts_by_image.keys())
 
-    product = name or root.absolute().name
+    product = name or folder_name(root)
     samples = [
         Sample(paths[image], product, defects[image]) for image in sorted(defects, key=paths.__getitem__)
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
+from lit_fedad.data.image_files import LeftOut, entries, folder_name, images_in, require_folder
 from lit_fedad.data.layout_names import MASK_NAMES, NORMAL, bare, masked_name
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
@@ -54,7 +54,7 @@ def mvtec_mixture(
         train += _train_samples(folder, product, skipped)
         test += _test_samples(folder, product, skipped)
     skipped.warn(root)
-    default_name = next(iter(folders)) if len(folders) == 1 else root.resolve().name
+    default_name = next(iter(folders)) if len(folders) == 1 else folder_name(root)
     return resplit(ImageSet(name or default_name, tuple(train), tuple(test)), split_seed)
 
 
@@ -62,7 +62,7 @@ def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[s
     """Finds the folder of each product by its name, in the order given, or else sorted."""
     if products is None:
         if (root / "train").is_dir() or (root / "test").is_dir():
-            return {root.resolve().name: root}
+            return {folder_name(root): root}
         products = [path.name for path in entries(root) if (path / "train").is_dir()]
         if not products:
             nested = _known_products(root)

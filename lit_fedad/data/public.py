@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import images_in
+from lit_fedad.data.image_files import folder_name, images_in
 from lit_fedad.data.labelled import HALF, LabelledSet, draw, read_images, resized
 from lit_fedad.data.packed import packed_images
 
@@ -59,7 +59,7 @@ def image_folder(
         read(train_files, train_images, "train_images"),
         read(test_files, test_images, "test_images"),
     )
-    name = name or root.absolute().name
+    name = name or folder_name(root)
     return LabelledSet(name, (name,), *training, *testing, mean, std)
 
 

@@ -19,7 +19,7 @@ from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, user_cache
-from lit_fedad.data.image_files import LeftOut, find_images
+from lit_fedad.data.image_files import LeftOut, find_images, folder_name
 from lit_fedad.data.input_files import check_pixels, inside, read_json, require_files
 from lit_fedad.data.layout_names import NORMAL, bare
 from lit_fedad.data.sample import ImageSet, Sample
@@ -340,7 +340,7 @@ def coco(
         UserError: The file is missing or of another form, names a missing image, or has no normal image.
     """
     root = Path(root).expanduser()
-    product = name or root.absolute().name
+    product = name or folder_name(root)
     normal: dict[Path, Sample] = {}
     anomalous: dict[Path, Sample] = {}
     drawings: dict[Path, AnnotatedImage] = {}

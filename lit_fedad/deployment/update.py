@@ -24,7 +24,6 @@ from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.evaluation.calibration import noised_run, with_calibration
 from lit_fedad.experiment.build import (
     Model,
-    build_images,
     build_partition,
     tells_products,
 )
@@ -36,6 +35,7 @@ from lit_fedad.experiment.finished_run import (
     build_grown_data,
     built_of,
     complete_run,
+    images_of_run,
     one_process,
     same_model,
 )
@@ -122,7 +122,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
             return home.version_folder(number).path
         folder, result, config = complete_run(str(home.path), overrides, None)
         with built_of(folder, overrides):
-            model, images = same_model(config, result), build_images(config)
+            model, images = same_model(config, result), images_of_run(config, result)
             _check(folder, config, model, images)
             assert isinstance(images, ImageSet)
             partition = with_calibration(config, images, build_partition(config, images), model.method)

@@ -92,7 +92,7 @@ def _rebuilt(
     """Builds all parts of a complete run, and restores its last checkpoint."""
     display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
-    images = build_images(config)
+    images = images_of_run(config, result)
     partition = with_calibration(config, images, build_partition(config, images), model.method)
     additions = folder.additions()
     data = (
@@ -109,6 +109,25 @@ def _rebuilt(
     _check_last(federation.checkpoints, stored)
     federation.resume()
     return FinishedRun(config, folder, model, data, federation, fabric, display, result=result)
+
+
+def images_of_run(config: Config, result: Mapping[str, Any]) -> Images:
+    """Builds the images of a run under the names that they have in it.
+
+    A set, and a product alone, may be called after their folder, which may have another name now, or on this machine.
+    Splits and subsets are drawn by these names.
+
+    Args:
+        config: The run's configuration on this machine.
+        result: Content of its ``result.json``.
+    """
+    data, products = config["data"], result["partition"]["products"]
+    if data.get("name", "") is None:
+        data = {**data, "name": result["data"]}
+    images = build_images({**config, "data": data})
+    if isinstance(images, ImageSet) and len(images.categories) == len(products) == 1:
+        images = images.renamed(lambda _: products[0])
+    return images
 
 
 @contextmanager

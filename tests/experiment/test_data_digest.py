@@ -5,12 +5,16 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from helpers.images import picture
 
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.experiment.build import build_images
 from lit_fedad.experiment.datasets import data_digest
+from lit_fedad.experiment.finished_run import images_of_run
 from lit_fedad.report.console import Display
 
 PARTITION = Partition(((0, 1), (2,)))
@@ -38,6 +42,48 @@ def test_the_same_images_in_another_place_are_the_same(images, tmp_path):
     assert data_digest(_images(tmp_path / "deep" / "er" / "copy"), PARTITION) == data_digest(
         images, PARTITION
     )
+
+
+@pytest.fixture(scope="module")
+def composed():
+    return compose(["method=federated_bank"])
+
+
+_MVTEC = {"_target_": "lit_fedad.data.mvtec.mvtec_mixture", "name": None}
+_FOLDERS = {
+    "_target_": "lit_fedad.data.folders.folders",
+    "train_normal": ["tile/train"],
+    "test_normal": [],
+    "test_anomalous": ["tile/test"],
+    "name": None,
+    "train_share": 0.5,  # a split that is drawn by the product's name
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "root"), [(_MVTEC, "."), (_MVTEC, "tile"), (_FOLDERS, ".")], ids=["two", "one", "split"]
+)
+@pytest.mark.parametrize("link", [False, True], ids=["renamed", "a link in its place"])
+def test_a_run_has_its_images_though_their_folder_has_another_name(composed, tmp_path, section, root, link):
+    before, after = tmp_path / "before", tmp_path / "after"
+    for product in ("tile", "wood"):
+        for number in range(12):
+            part = "train/good" if number < 8 else "test/crack"
+            picture(before / product / part / f"{number}.png", number)
+
+    def config(folder):
+        return {**composed, "data": {**section, "root": str(folder)}}
+
+    images = build_images(config(before / root))
+    result = {"data": images.name, "partition": {"products": images.categories}}
+    digest = data_digest(images, PARTITION)
+    shutil.move(before / root, after)
+    if link:
+        (before / root).symlink_to(after)
+        assert (
+            data_digest(build_images(config(before / root)), PARTITION) == digest
+        )  # of a run that is continued
+    assert data_digest(images_of_run(config(before / root if link else after), result), PARTITION) == digest
 
 
 @pytest.mark.parametrize(
