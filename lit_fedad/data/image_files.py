@@ -31,6 +31,9 @@ _SYSTEM = frozenset(
 _HEIC = (".heic", ".heif")
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
 
+HEATMAPS, SCORES = "heatmaps", "scores.csv"
+"""What `predict` writes: a folder of images, and the table beside it."""
+
 NO_IMAGE = "files that are no image"
 """Reason why files are left out."""
 
@@ -274,7 +277,10 @@ def _files(folder: Path, left_out: LeftOut) -> Iterator[Path]:
                 if entry.is_symlink():
                     (linked_folders if path.is_dir() else links).append(path)
                 elif entry.is_dir():
-                    folders.append(path)
+                    if entry.name == HEATMAPS and (current / SCORES).is_file():
+                        left_out.add("heatmaps of predictions", [path])
+                    else:
+                        folders.append(path)
                 elif entry.is_file():
                     taken.add(f"{real}{os.sep}{entry.name}")
                     yield path

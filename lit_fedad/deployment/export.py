@@ -218,8 +218,8 @@ def export(
     rules = {holder: opened.rule(product=product, client=holder) for holder in opened.calibration.clients}
     destination = Path(out) if out else folder.path / "export" / f"client_{label}"
     display = Display()
-    paths = image_files(Path(images), destination, display) if images else []
-    normal_paths = _normal_images(chosen, normal, destination, display)
+    paths = image_files(Path(images), display) if images else []
+    normal_paths = _normal_images(chosen, normal, display)
     detector = Detector(opened.client, transform, rules.get(number))
     program = trace(detector, transform)
     # Two calls at once would write into one another's drafts.
@@ -312,7 +312,7 @@ def _pixels(paths: Sequence[Path], transform: ImageTransform, batch: int) -> Ite
         yield torch.stack([plain.image(path) for path in paths[start : start + batch]])
 
 
-def _normal_images(formats: Sequence[str], folder: str | None, out: Path, display: Display) -> list[Path]:
+def _normal_images(formats: Sequence[str], folder: str | None, display: Display) -> list[Path]:
     """Lists normal images for the formats that need some, evenly over all where they are many."""
     if not any(FORMATS[name].by_images for name in formats):
         if folder is not None:
@@ -320,7 +320,7 @@ def _normal_images(formats: Sequence[str], folder: str | None, out: Path, displa
         return []
     if folder is None:
         raise UserError("format=openvino_int8 needs normal=FOLDER, normal images of the client")
-    paths = image_files(Path(folder), out, display)
+    paths = image_files(Path(folder), display)
     return paths[:: -(-len(paths) // MOST_IMAGES)]
 
 

@@ -17,7 +17,7 @@ import torch
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import open_to_append, unwritable_in_one_line
 from lit_fedad.core.text import csv_cell, printable
-from lit_fedad.data.image_files import SOME, LeftOut, find_images, image_suffixes
+from lit_fedad.data.image_files import HEATMAPS, SCORES, SOME, LeftOut, find_images, image_suffixes
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, open_client, warn_of_product
@@ -125,14 +125,14 @@ def predict(
     opened.check_options(alpha=alpha, product=product)
     destination = Path(out) if out else opened.folder.path / "predictions"
     root, display = Path(images), Display()
-    paths = image_files(root, destination, display)
+    paths = image_files(root, display)
     scorer: _Detect | _Classify
     if opened.classifies:
         scorer = _Classify(opened, display)
     else:
         scorer = _Detect(opened, opened.rule(alpha, product), destination, root, display, product)
     rows: list[dict[str, str]] = []
-    scores, size = destination / "scores.csv", 0
+    scores, size = destination / SCORES, 0
     # Of two calls at the same time, one would write to a file that the other has removed.
     with (
         unwritable_in_one_line(destination, within=True),
@@ -159,7 +159,7 @@ def predict(
         warn_of_product(product, scorer.alike, display)
     display.note(f"{opened.title}{named_version(opened.result)}: {scorer.summary(rows)}")
     drawn = any(row.get("heatmap") for row in rows)
-    display.where_next([("scores", str(scores)), *([("heatmaps", str(destination / "heatmaps"))] * drawn)])
+    display.where_next([("scores", str(scores)), *([("heatmaps", str(destination / HEATMAPS))] * drawn)])
     if read < len(rows):
         others = f"; the others are scored: {scores}" if read else ""
         raise UserError(f"{len(rows) - read} of {len(rows)} images could not be read{others}")
@@ -273,7 +273,7 @@ class _Detect:
         ambiguous = path.suffix.lower() not in suffixes and shown.lower().endswith(
             tuple(f"_{suffix[1:]}" for suffix in suffixes)
         )
-        name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown, ambiguous)}.png")
+        name = Path(HEATMAPS, *map(_named_after, folder.parts), f"{_named_after(shown, ambiguous)}.png")
         ends = colour_ends(scored.map, scored.score, self.rule.colour)
         save_heatmap(self.destination / name, image, scored.map, *ends, p_value_text(scored.p_value))
         return name.as_posix()
@@ -288,12 +288,11 @@ def _named_after(name: str, ambiguous: bool = False) -> str:
     return f"{shortened}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
 
 
-def image_files(root: Path, destination: Path, display: Display) -> list[Path]:
-    """Lists the images in a folder, without heatmaps of an earlier call.
+def image_files(root: Path, display: Display) -> list[Path]:
+    """Lists the images in a folder.
 
     Args:
         root: The folder, or one image.
-        destination: Folder that the call writes to.
         display: Shows what is left out.
 
     Returns:
@@ -302,14 +301,12 @@ def image_files(root: Path, destination: Path, display: Display) -> list[Path]:
     Raises:
         UserError: If there is no image.
     """
-    heatmaps = destination.resolve() / "heatmaps"
     paths, left_out = listed(root)
-    drawn = {path for path in paths if heatmaps.is_dir() and path.resolve().is_relative_to(heatmaps)}
     if left_out:
         display.warn(left_out)
-    if len(drawn) == len(paths):
+    if not paths:
         raise UserError(f"images={root}: no image there ({SOME})")
-    return [path for path in paths if path not in drawn]
+    return paths
 
 
 def listed(root: Path) -> tuple[list[Path], str | None]:

@@ -72,6 +72,16 @@ def test_files_without_a_suffix_are_told_by_their_content(root):
     assert f"HEIC photographs, to be saved as JPEG or PNG (1, first {root / 'IMG_1.HEIC'})" in line
 
 
+def test_heatmaps_of_predictions_are_no_images(root):
+    for folder in ("results/heatmaps", "deep/heatmaps"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "b_png.png").touch()
+    (root / "results" / "scores.csv").touch()
+    taken, line = names(root)
+    assert taken == ["b.png", "deep/er/a.png", "deep/heatmaps/b_png.png"]  # the latter may be anybody's
+    assert f"skipped heatmaps of predictions (1, first {root / 'results' / 'heatmaps'})" in line
+
+
 def test_masks_beside_images_are_no_images_and_masks_may_be_called_so(root):
     (root / "b_mask.png").touch()
     (root / "deep" / "b_mask.png").touch()  # of no image
