@@ -88,6 +88,11 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
                 " 0 and 255"
             )
         return np.asarray(2 * values.astype(np.int32) > highest)  # colours are less bright than white
+    if mask.cut and highest < half:
+        raise UserError(
+            f"{path}: the mask has 16 bits of colour, and small values are lost where they are cut to eight; save it as"
+            " grey PNG, with 0 and 255"
+        )
     if 0 < lowest < highest:
         raise UserError(f"{path}: no pixel of the mask is 0 (black), which is normal; save it with 0 and 255")
     if highest >= half and not coloured and _has_soft_edges(values, full):

@@ -258,7 +258,9 @@ def _decoded(image: Any) -> Picture:
     refuse_misread(image)
     bits = tags.get(_BITS, (8,))[0]
     stored = str(image.tile[0][3]) if image.tile else ""
-    cut = ";16" in stored and image.mode in ("RGB", "RGBA", "LA", "CMYK")
+    cut = (";16" in stored or "65535" in stored) and image.mode in ("RGB", "RGBA", "LA", "CMYK")
+    if stored in ("L;2", "L;4") and "transparency" in image.info:  # Pillow scales all values but this
+        image.info["transparency"] *= 85 if stored == "L;2" else 17
     # Pillow would compare the transparent value, of 16 bits, with pixels that were cut to eight.
     if "transparency" in image.info and (cut or image.mode.startswith("I;16")):
         raise ValueError(
@@ -267,8 +269,7 @@ def _decoded(image: Any) -> Picture:
     negative = tags.get(_PHOTOMETRIC) == 0 and image.mode.startswith(("I;16", "F"))
     if image.format in ("JPEG", "MPO") and file_bytes(image).count(b"\xff\xda") > _MAX_SCANS:
         raise ValueError(f"is drawn in more than {_MAX_SCANS} scans, each over all pixels; save it anew")
-    lossy = _lossy(image)
-    turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+    lossy, turned = _lossy(image), image.getexif().get(_ORIENTATION, 1) not in (0, 1)
     image.load()
     upright = ImageOps.exif_transpose(image)
     if upright.mode == "La":  # grey multiplied by its opacity: Pillow converts it to no other mode

@@ -49,6 +49,7 @@ READ = {
     "0 and 1": pillow(ONE),
     "one bit": pillow(MARKED),
     "16 bit": pillow(ONE.astype(np.uint16)),
+    "16 bits of colour": tiff(np.dstack([FULL.astype(np.uint16) * 257] * 3), photometric="rgb"),
     "32 bit": tiff(ONE.astype(np.int32)),
     "float": tiff(ONE.astype(np.float32)),
     "red": pillow(np.dstack([FULL, 0 * FULL, 0 * FULL])),
@@ -120,6 +121,12 @@ def test_a_soft_mask_marks_from_exactly_half_on(image, tmp_path):
     ("content", "said"),
     [
         (pillow(ONE * 40, "JPEG"), "coded with loss, and its brightest value is"),
+        (tiff(np.dstack([ONE.astype(np.uint16) * 200] * 3), photometric="rgb"), "has 16 bits of colour"),
+        (
+            tiff(np.dstack([regions := ONE.astype(np.uint16) * 300] * 3), photometric="rgb"),
+            "small values are lost",
+        ),
+        (b"P6 48 32 65535 " + np.dstack([regions] * 3).astype(">u2").tobytes(), "has 16 bits of colour"),
         (pillow(ONE * 40 + 60), r"no pixel of the mask is 0 \(black\)"),
         (pillow(palette((224, 224, 192), (255, 255, 255))), "palette has no black for what is normal"),
         (pillow(palette((0, 0, 0), (0, 0, 0))), "palette has no black for what is normal, or nothing else"),

@@ -1,5 +1,7 @@
 """Pictures: one picture in every coding, mode, depth and orientation is the same picture at every door."""
 
+import struct
+import zlib
 from contextlib import nullcontext
 from io import BytesIO
 
@@ -82,6 +84,27 @@ def test_few_bits_stored_in_sixteen_are_told(tmp_path, shown, form):
     with pytest.warns(UserWarning, match="has images of 16 bits that are nearly black or dark"):
         read_picture(tmp_path / "a.tif")
     assert "nearly black" in read_upload(content, 10_000).info["caution"]
+
+
+def test_twelve_bits_in_sixteen_of_a_portable_pixmap_are_told():
+    content = b"P6 32 24 65535 " + (COLOUR.astype(np.uint16) * 16).astype(">u2").tobytes()
+    assert "nearly black" in caution(decode_upload(content, "PPM", 10_000))
+
+
+@pytest.mark.parametrize(("bits", "scale"), [(1, 255), (2, 85), (4, 17)])
+def test_the_transparent_grey_of_few_bits_becomes_white(tmp_path, bits, scale):
+    values = np.arange(32, dtype=np.uint8).reshape(4, 8) % 2**bits
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    rows = np.unpackbits(values[..., None], axis=2)[..., -bits:].reshape(4, -1)
+    header = struct.pack(">IIBBBBB", 8, 4, bits, 0, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + np.packbits(row).tobytes() for row in rows))
+    chunks = [(b"IHDR", header), (b"tRNS", b"\0\1"), (b"IDAT", pixels), (b"IEND", b"")]
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in chunks))
+    shown = np.asarray(read_picture(tmp_path / "a.png"))[..., 0]
+    assert np.array_equal(shown, np.where(values == 1, 255, values * scale))
 
 
 def test_eight_bits_in_sixteen_of_colour_are_told_though_nothing_is_left_of_them():
