@@ -45,9 +45,10 @@ def init_data(overrides: Sequence[str], display: Display) -> None:
     Raises:
         UserError: No folder is given, no layout is recognised, or its reader refuses the files.
     """
-    if len(overrides) != 1:
+    given = [override.removeprefix("root=") for override in overrides]
+    if len(given) != 1 or not given[0]:
         raise UserError("data init takes one folder: data init DIR")
-    folder = Path(overrides[0].removeprefix("root=")).expanduser()
+    folder = Path(given[0]).expanduser()
     layout = recognise(folder)
     images = layout.read()
     # The default partition deals products to clients unevenly, which does not work for one product or few images.

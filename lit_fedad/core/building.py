@@ -218,7 +218,8 @@ def check_type(value: Any, annotation: Any, where: str) -> None:
         return
     kind = _CONFIG_TYPES.get(type(value))
     if kind not in kinds and not (kind == "int" and "float" in kinds):
-        example = f"; give [{value}]" if kinds == {"list"} and kind in ("str", "int", "float") else ""
+        one_of_a_list = kinds - {"null"} == {"list"} and kind in ("str", "int", "float")
+        example = f"; give [{value}]" if one_of_a_list else ""
         raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}{example}")
     element_types = [typing.get_args(one)[:1] for one in alternatives(annotation) if typing.get_args(one)]
     if kind == "list" and element_types in ([(float,)], [(str,)]):
@@ -245,6 +246,8 @@ def check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:
 
 def nearest(key: str, known: Iterable[str]) -> str:
     """Returns the end of an error message: the key that was perhaps meant, or all valid keys."""
-    names = sorted(known)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names) or 'none'}"
+    names = {name.lower(): name for name in sorted(known)}
+    close = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{names[close[0]]}'?"
+    return f"; valid keys: {', '.join(names.values()) or 'none'}"

@@ -221,10 +221,12 @@ def _check_given(overrides: Sequence[str]) -> None:
         raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
     for override in overrides:
         # Hydra looks for a file with the name of every key, so keys must not be too long for a file name.
-        if not re.match(r"~|\+{0,2}[^=+][^=]{0,250}=", override):
+        if not re.match(r"~|\+{0,2}[^=+-][^=]{0,250}=", override):
             raise UserError(f"'{override:.100}' is not of the form key=value")
         if re.match(r"[+~]*hydra[./=]", override):
             raise UserError(f"{override:.100}: Hydra starts nothing here; a run's folder is given by out=DIR")
+        if re.fullmatch(r"\+*(data|public)\.root=(\"\"|'')?", override):
+            raise UserError(f"{override}: an empty path, as of a shell variable that is not set; give one")
         _check_choice(override)
 
 
@@ -371,9 +373,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
     if match := re.search(r"Error merging override (([^=]+)=(.).*)", text):
         return f"{match[1]}: {match[2].lstrip('+')} must be {'a section' if match[3] == '[' else 'a list'}"
     if match := re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text):
-        return (
-            f"{match[1]}={match[2]}: a run has one value, and each other value a run; a list is [{match[2]}]"
-        )
+        return f"{match[1]}={match[2]}: a run has one value, and another run another; a list is [{match[2]}]"
     if match := re.search(r"Could not find '([^']+)'", text):
         group, _, name = match[1].rpartition("/")
         return _no_choice(group, name)
@@ -385,7 +385,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
 
 def _no_choice(group: str, name: str) -> str:
     """Returns the error message for a name that a group does not have."""
-    if group == "data" and "/" in name:
+    if group == "data" and ("/" in name or Path(name).is_dir()):
         return f"data={name} is no data set; a folder is given by data.root={name}, with data=auto"
     if group == "method" and name in RENAMED:
         return f"method={name} has another name since version 0.3; give {RENAMED[name]}"

@@ -47,7 +47,7 @@ def as_typed(override: str) -> str:
         ("data.root='my data (1)'", "data.products=['10','1_0']", 'rounds=3')
     """
     key, equals, value = override.partition("=")
-    if not equals or needs_no_quotes(value):
+    if not equals or key.startswith("-") or needs_no_quotes(value):
         return override
     section, dot, _ = key.lstrip("+").partition(".")
     leaf = key.rpartition(".")[2]

@@ -162,6 +162,15 @@ def test_labelled_sets_are_counted(say, tmp_path):
         (("check", "mpdd"), "'data.root' must be given: data.root=..."),
         (("check",), "data check takes the name of data first: data check NAME root=DIR"),
         (("check", "root=x"), "data check takes the name of data first: data check NAME root=DIR"),
+        (("init", ""), "data init takes one folder: data init DIR"),
+        (
+            ("check", "mvtec", "root="),
+            "data.root=: an empty path, as of a shell variable that is not set; give one",
+        ),
+        (
+            ("check", "mvtec_mixture", "root=x", "products=nut,bolt"),
+            "mvtec_mixture.products='nut,bolt' must be list or null; give [nut,bolt]",
+        ),
         (("init",), "data init takes one folder: data init DIR"),
         (("chek", "mpdd"), "the data command is: data list, data check, data init"),
     ],

@@ -65,6 +65,10 @@ def composed_with(overrides):
         ),
         (["method=[fedavg,../../elsewhere]"], "method has no option '[fedavg,../../elsewhere]'"),
         (["+method@_global_=../../elsewhere"], "method has no option '../../elsewhere'"),
+        (["data=MVTec"], "data has no option 'MVTec'; did you mean 'mvtec'?"),
+        (["data=mvtec", "data.root="], "data.root=: an empty path, as of a shell variable that is not set"),
+        (["data=mvtec", 'data.root=""'], "an empty path"),
+        (["--method=fedavg"], "'--method=fedavg' is not of the form key=value"),
         (["=1"], "'=1' is not of the form key=value"),
         (["method=feddymm"], "method has no option 'feddymm'; did you mean 'feddymem'"),
         (["backbone=resnet"], "did you mean 'resnet18'"),
@@ -83,7 +87,7 @@ def composed_with(overrides):
         (["+taks.grid=3"], "did you mean 'task'"),
         (["+evaluation.evry=3"], "evaluation has no key 'evry'; did you mean 'every'"),
         (["+cache.foldr=x"], "cache has no key 'foldr'; did you mean 'folder'"),
-        (["seed=0,1"], "seed=0,1: a run has one value, and each other value a run; a list is [0,1]"),
+        (["seed=0,1"], "seed=0,1: a run has one value, and another run another; a list is [0,1]"),
         (["rounds=many"], "rounds='many' must be int"),
         (["rounds=-1"], "rounds=-1 must be at least 0"),
         (["batch_size=0"], "batch_size=0 must be at least 1"),
@@ -155,6 +159,13 @@ def test_mistake_is_refused_when_composing(overrides, said):
     with refusal() as error:
         compose(overrides)
     assert said in str(error.value)
+
+
+def test_a_folder_in_place_of_a_data_set_is_told_from_a_misspelt_one(tmp_path, monkeypatch):
+    (tmp_path / "plain").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="a folder is given by data.root=plain, with data=auto"):
+        compose(["data=plain"])
 
 
 @pytest.mark.parametrize(
