@@ -20,7 +20,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_path
-from lit_fedad.data.pictures import Picture, to_rgb
+from lit_fedad.data.pictures import Picture, caution, to_rgb, warn_once
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.datasets import image_transform
@@ -307,9 +307,15 @@ class LiveDetector:
             image = Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
         if not isinstance(image, Image.Image):
             raise UserError(f"{type(image).__name__}: give a path, a PIL image, an array or a tensor")
+        # A file that was only opened is read by its path: its header says what Pillow's pixels do not (white is zero).
+        name, opened = os.fsdecode(getattr(image, "filename", "")), bool(getattr(image, "tile", ()))
+        if name and opened and Path(name).is_file() and getattr(image, "n_frames", 1) == 1:
+            return self._opened.transform.image(Path(name))
         _load(image)
         full = 65535 if image.mode.startswith(("I", "F")) else 255
         upright = Picture(ImageOps.exif_transpose(image), full)
+        if words := caution(upright):
+            warn_once(f"what is given as an image in memory {words}")
         return self._opened.transform.tensor(to_rgb(upright, Path("image in memory")))
 
 

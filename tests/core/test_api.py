@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.images import tiff
 from PIL import Image
 
 import lit_fedad as lf
 from lit_fedad import api
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.data import pictures
 from lit_fedad.data.textures import textures
 from lit_fedad.deployment.predict import predict
 from lit_fedad.experiment.finished_run import complete_run
@@ -137,6 +139,21 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
     for odd, message in ((array / 255, "give uint8"), (tensor * 2.0, "from 0 to 1"), (7, "int: give a path")):
         with pytest.raises(UserError, match=message):
             detector(odd)
+
+
+def test_an_opened_file_scores_as_its_path_where_pillow_would_turn_it_negative(tiny_run, tmp_path):
+    values = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
+    (tmp_path / "a.tif").write_bytes(tiff(values, photometric="miniswhite"))
+    detector = lf.load(tiny_run, client=1, alpha=0.1)
+    read, opened = detector(tmp_path / "a.tif"), detector(Image.open(tmp_path / "a.tif"))
+    assert opened.score == read.score
+
+
+def test_a_dark_image_of_sixteen_bits_in_memory_is_told(tiny_run, monkeypatch):
+    monkeypatch.setattr(pictures, "_warned", set())
+    detector = lf.load(tiny_run, client=1, alpha=0.1)
+    with pytest.warns(UserWarning, match="in memory has images of 16 bits that are nearly black or dark"):
+        detector(Image.fromarray(np.full((32, 32), 200, np.uint16)))
 
 
 @pytest.mark.parametrize(
