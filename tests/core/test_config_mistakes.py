@@ -172,10 +172,7 @@ def test_a_folder_in_place_of_a_data_set_is_told_from_a_misspelt_one(tmp_path, m
     ("overrides", "said"),
     [
         (["+task.learning_rat=1"], "task has no key 'learning_rat'; did you mean 'learning_rate'"),
-        (
-            ["method=feddymem", "+task.head.hiden=1"],
-            "task.head has no key 'hiden'; did you mean 'hidden'",
-        ),
+        (["method=feddymem", "+task.head.hiden=1"], "task.head has no key 'hiden'; did you mean 'hidden'"),
         (["task.learning_rate=high"], "task.learning_rate='high' must be float"),
         (["task.grid=1.5"], "task.grid=1.5 must be int"),
         (["task.standardise=1"], "task.standardise=1 must be bool"),
@@ -401,13 +398,3 @@ def test_mistake_in_a_section_without_target_is_refused(target, section, overrid
     with refusal() as error:
         call(target, composed(), section)
     assert said in str(error.value)
-
-
-def test_a_function_that_does_not_take_what_it_is_given_is_refused():
-    with pytest.raises(UserError, match="^getcwd._target_ does not go here: .* 'client'$"):
-        build({"_target_": "os.getcwd"}, client=None)
-
-
-def test_a_value_in_place_of_a_section_is_refused_by_its_key():
-    with pytest.raises(UserError, match=r"^federation.robust=3 must be a section with _target_$"):
-        build(3, "federation.robust")

@@ -87,7 +87,9 @@ def test_permuted_clients_give_the_same_set(patchcore, make_loader):
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_a_coreset_goes_up_once_and_the_bank_comes_down_after_it_and_in_each_round(patchcore, make_loader, rounds):
+def test_a_coreset_goes_up_once_and_the_bank_comes_down_after_it_and_in_each_round(
+    patchcore, make_loader, rounds
+):
     played = patchcore({c: make_loader(2, c) for c in range(2)}, slots=24, rounds=rounds, vectors=20)
     for client in (0, 1):
         up, down = (
