@@ -182,11 +182,12 @@ class Display:
         lines.append(constant_predictions(result["last"], ClientNames.of(result)))
         for line in filter(None, lines):
             self._print(line)
-        up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
-        self._print(
-            f"clients sent {up} and received {down} in {human_seconds(sum(result['seconds_per_round']))}"
-            " without evaluation"
-        )
+        up, down = human_bytes(sum(result["bytes_up"])), sum(result["bytes_down"])
+        received = (
+            f" and received {human_bytes(down)}" if down else ""
+        )  # some receive the finished model alone
+        seconds = human_seconds(sum(result["seconds_per_round"]))
+        self._print(f"clients sent {up}{received} in {seconds} without evaluation")
 
     def metrics_table(self, metrics: Mapping[str, Any]) -> None:
         """Prints the metrics of one round.

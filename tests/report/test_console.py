@@ -173,6 +173,8 @@ def test_the_closing_table_shows_the_last_round_and_the_traffic(out):
     assert re.split(r" {2,}", head.strip()) == ["last round", "together", "worst client", "what it tells"]
     assert image.split()[:3] == ["I-AUROC", "0.850", "0.650"]
     assert traffic == "clients sent 13.70 MB and received 512 B in 1:15 without evaluation"
+    Display().closing_table(result(bytes_down=[0]))
+    assert out()[-1] == "clients sent 13.70 MB in 1:15 without evaluation"
 
 
 def test_a_table_without_rows_is_nothing(out):
