@@ -169,7 +169,7 @@ def test_labelled_sets_are_counted(say, tmp_path):
         ),
         (
             ("check", "mvtec_mixture", "root=x", "products=nut,bolt"),
-            "mvtec_mixture.products='nut,bolt' must be list or null; give [nut,bolt]",
+            "data.products='nut,bolt' must be list or null; give [nut,bolt]",
         ),
         (("init",), "data init takes one folder: data init DIR"),
         (("chek", "mpdd"), "the data command is: data list, data check, data init"),
