@@ -89,8 +89,8 @@ class Session:
         )
         self.party: Party | None = None
         self.message = b""
-        self.place, self.sites = (0, 0, ""), list[str]()  # of the last masked message, and of its secure sum
-        self.summed = ""  # hash of that message
+        self.summand: _Summand | None = None
+        self.sites: list[str] = []  # of the last secure sum
         self.least = part.fewest()
         self.sends_scalars = self.approved is not None or policy.allows(LOSS, self.least)
         self.products: Sequence[str] | None = None
@@ -268,19 +268,15 @@ class Session:
         self.party = party
         return offer
 
-    def _mask(self, exchange: Exchange, envelopes: bytes, place: tuple[int, int, str]) -> Mask | None:
+    def _mask(self, exchange: Exchange, envelopes: bytes, place: tuple[int, int, str]) -> _Summand | None:
         """Returns the mask of the message to send; in a run of secure sums no message leaves the site without."""
         if self.secure is None or not exchange.upload_spec(self.client):
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
-        mask = _NotedMask(self.party, self.party.invitation, envelopes, self._note)
-        self.place = place  # only set for masked messages: the request for shares may follow other requests
-        return mask
-
-    def _note(self, message: Message) -> None:
-        """Notes the hash of a message before it is masked; no hash if it holds zeros alone, and so tells nothing."""
-        self.summed = digest_of(message) if any(bool(entry.any()) for entry in message.values()) else ""
+        mask = Mask(self.party, self.party.invitation, envelopes)
+        self.summand = _Summand(mask, place)  # kept, as the request for shares may follow other requests
+        return self.summand
 
     def _reveal(self, payload: bytes) -> bytes:
         """Reveals this site's shares for the sum to which it has contributed last."""
@@ -291,8 +287,10 @@ class Session:
             self.noise.check_sum(clients)
         if not clients or not all(0 <= client < len(self.sites) for client in clients):
             raise RefusalError(Code.NAMES)
+        if self.summand is None:
+            raise RefusalError(Code.PART)
         names = [self.sites[client] for client in clients]
-        self.claims.claim(self.run, self.place, names, self._noised, self.summed)
+        self.claims.claim(self.run, self.summand.place, names, self._noised, self.summand.digest)
         return self.party.reveal(payload)
 
     def _exchange(self, request: Request, context: Context, asked: Asked) -> Exchange:
@@ -365,20 +363,24 @@ class Session:
             self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
 
 
-@dataclass(frozen=True)
-class _NotedMask(Mask):
-    """The mask of a message that the site notes before it is masked.
+@dataclass
+class _Summand:
+    """The site's message in a secure sum, which its shares would help to unmask.
 
     Attributes:
-        note: Notes the message.
+        mask: The mask of the message.
+        place: Round, index and name of its exchange.
+        digest: Hash of the message; empty before it is masked, and if it holds zeros alone and so tells nothing.
     """
 
-    note: Callable[[Message], None]
+    mask: Mask
+    place: tuple[int, int, str]
+    digest: str = ""
 
     def pack(self, message: Message, exchange: Exchange, client: Client) -> bytes:
-        """Notes a message, masks and serialises it."""
-        self.note(message)
-        return super().pack(message, exchange, client)
+        """Masks a message and serialises it."""
+        self.digest = digest_of(message) if any(bool(entry.any()) for entry in message.values()) else ""
+        return self.mask.pack(message, exchange, client)
 
 
 def _in_words(disclosed: Disclosures) -> str:
