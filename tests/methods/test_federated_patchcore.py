@@ -117,3 +117,7 @@ def test_every_client_scores_with_the_bank(patchcore, make_loader, exactly):
 def test_a_task_that_needs_what_is_not_pooled_is_refused(make_task, settings):
     with pytest.raises(UserError, match=f"task.{next(iter(settings))}: coresets are of patches as"):
         FederatedPatchCoreClient(make_task(head=None, **settings))
+
+
+def test_clients_are_calibrated_and_scored_as_one_as_they_share_the_bank(make_task):
+    assert FederatedPatchCoreClient(make_task(head=None)).predictors.shared
