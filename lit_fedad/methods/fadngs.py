@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import by_class
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
@@ -62,12 +62,6 @@ class FADngsClient(FedAvgClient):
         self.share_densities = share_densities
         self.embedded: tuple[tuple[int, int], Tensor, Tensor] | None = None
         """Round and stage of the last embedding, the embeddings [n, D], and the positions of their images."""
-
-    @property
-    def predictors(self) -> Predictors:
-        """The same model for all clients where weights and densities are shared."""
-        shared = self.share_densities and self.aggregate_buffers == "mean"
-        return Predictors(shared=shared, server_shared=shared)
 
     def own_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists the personal entries: FedAvg's, without the task's buffers of densities where densities are shared."""

@@ -39,6 +39,7 @@ from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received, weights_sent
 from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
+from lit_fedad.tasks.patches import CHANNEL_STATISTICS
 
 Buffers = Literal["mean", "local"]
 
@@ -113,10 +114,9 @@ class FedAvgClient(Client):
 
     @property
     def predictors(self) -> Predictors:
-        """The same model for all clients where no state is personal."""
-        learned = learned_state(self.task)
-        shared = len(self.shared_keys(learned)) == len(learned)
-        return Predictors(shared=shared and not self.own_model, server_shared=shared)
+        """The same model for all clients where no state is personal, besides the statistics that the server pools."""
+        personal = {*self.own_keys(learned_state(self.task))} - {*CHANNEL_STATISTICS}
+        return Predictors(shared=not personal and not self.own_model, server_shared=not personal)
 
     def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists which of the entries that training changes are shared: all but the personal ones.
@@ -203,11 +203,6 @@ class ServerModelClient(FedAvgClient):
 
 class OneModelClient(FedAvgClient):
     """A FedAvg client without a personal state: all that predictions need comes from the server."""
-
-    @property
-    def predictors(self) -> Predictors:
-        """The same model for all clients."""
-        return Predictors(shared=True, server_shared=True)
 
     def own_keys(self, learned: Iterable[str]) -> list[str]:
         """Returns an empty list: no entry is personal."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchanges, Task
+from lit_fedad.contracts import Exchanges, Predictors, Task
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient
@@ -47,6 +47,11 @@ class LocalClient(FedAvgClient):
             self.task.refresh(loader, self.context, first=True)
             self.fitted_in = self.context.stage
         super().refresh(loader, predicts)
+
+    @property
+    def predictors(self) -> Predictors:
+        """A model of its own for each client."""
+        return Predictors()
 
     def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Returns an empty list: no entry is shared."""

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures, Kind, summed
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
@@ -51,11 +51,6 @@ class PandaClient(FedAvgClient):
         at_least("method.client", 1, vectors=vectors)
         above("method.client", 0, clip=clip)
         self.vectors, self.shared, self.clip = vectors, bank == "shared", clip
-
-    @property
-    def predictors(self) -> Predictors:
-        """The same model for all clients where the bank is shared."""
-        return Predictors(shared=self.shared, server_shared=self.shared)
 
     def own_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists the client's own bank, where it is not shared."""

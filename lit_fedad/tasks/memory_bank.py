@@ -25,7 +25,7 @@ from lit_fedad.memory.subspace import (
     typical_norm,
 )
 from lit_fedad.models.backbones import FeaturePyramid
-from lit_fedad.tasks.patches import SubspaceTask, sample_patches
+from lit_fedad.tasks.patches import CHANNEL_STATISTICS, SubspaceTask, sample_patches
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
 
 Distance = Literal["euclidean", "cosine"]
@@ -78,7 +78,7 @@ class MemoryBank(SubspaceTask):
     """
 
     prepares = True
-    local_buffers = ("memory", "radii", "centre", "basis", "mean", "scale", "whitening", "threshold")
+    local_buffers = ("memory", "radii", "centre", "basis", *CHANNEL_STATISTICS, "threshold")
 
     threshold: Tensor
 

@@ -12,7 +12,7 @@ from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.memory.moments import MomentSets, cached_sets, upper_triangle
 from lit_fedad.models.backbones import FeaturePyramid
-from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.patches import CHANNEL_STATISTICS, PatchTask
 
 _MAX_VALUES = 1 << 26
 """Number of float32 values of features up to which batches are collected: 268 MB."""
@@ -43,7 +43,7 @@ class PaDiM(PatchTask):
     prepares = True
     trains = False
     methods = "federated_padim, local or centralised"
-    local_buffers = ("mean", "scale", "whitening", "centres", "whiteners")
+    local_buffers = (*CHANNEL_STATISTICS, "centres", "whiteners")
 
     selected: Tensor
     centres: Tensor

@@ -68,6 +68,10 @@ COARSE = 16
 """Number of patches along the reference grid, for which the smoothing of image scores is configured."""
 
 
+CHANNEL_STATISTICS = ("mean", "scale", "whitening")
+"""Buffers of a `PatchTask` by which features are standardised; methods with a server pool them over clients."""
+
+
 class PatchTask(StandardisedTask):
     """A task on the patch features of a frozen backbone.
 
@@ -102,7 +106,7 @@ class PatchTask(StandardisedTask):
         UserError: If a number is out of range.
     """
 
-    local_buffers: tuple[str, ...] = ("mean", "scale", "whitening")
+    local_buffers: tuple[str, ...] = CHANNEL_STATISTICS
     products: tuple[str, ...] = ()
     whiten: float | None = None
 

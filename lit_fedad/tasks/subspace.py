@@ -17,7 +17,7 @@ from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.memory.subspace import Share, check_share, fit_subspaces, folds_of, least_residuals
 from lit_fedad.models.backbones import FeaturePyramid
-from lit_fedad.tasks.patches import SubspaceTask
+from lit_fedad.tasks.patches import CHANNEL_STATISTICS, SubspaceTask
 from lit_fedad.tasks.slot_distances import LocalScale
 
 PATCHES_PER_CLUSTER = 256
@@ -49,7 +49,7 @@ class Subspace(SubspaceTask):
     prepares = True
     trains = False
     methods = "federated_subspace, local or centralised"
-    local_buffers = ("mean", "scale", "whitening", "centre", "basis", "memory", "radii")
+    local_buffers = (*CHANNEL_STATISTICS, "centre", "basis", "memory", "radii")
 
     def __init__(
         self,

@@ -180,6 +180,21 @@ def pair_overrides(small_tasks):
     return make
 
 
+_evaluate = Federation.evaluate
+
+
+def _evaluate_as_declared(federation, round):
+    """The method says that all clients predict with one model where they score every image alike, and only there."""
+    metrics = _evaluate(federation, round)
+    states = federation.ask(round, federation.evaluator, federation.clients)
+    predictions = [federation.evaluator.predicted(state) for state in states.values()]
+    if round > 0 and len(predictions) > 1 and predictions[0] is not None:
+        first, *others = [predicted.scores.nan_to_num() for predicted in predictions]
+        alike = all(torch.equal(scores, first) for scores in others)
+        assert federation.evaluator.alike(federation.client, round) == alike
+    return metrics
+
+
 @pytest.fixture
 def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
     """Plays a method on a task: half of the clients a round, one that fails, an interruption, a use of the result."""
@@ -204,6 +219,7 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
                 yield batch, embedding, prediction
 
         monkeypatch.setattr(ImageScorer, "batches", batches_as_alone)
+        monkeypatch.setattr(Federation, "evaluate", _evaluate_as_declared)
         save = Federation.save
 
         def save_and_copy(federation, round):

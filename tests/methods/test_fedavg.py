@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from helpers.tiny_pyramid import TinyPyramid
 from safetensors.torch import save
 
 from lit_fedad.contracts import Task
@@ -15,6 +16,7 @@ from lit_fedad.methods.dbe import DBEClient
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.methods.moon import MoonClient
+from lit_fedad.tasks.simplenet import SimpleNet
 from lit_fedad.tasks.slot_distances import HingeLoss
 
 
@@ -149,6 +151,13 @@ def test_what_is_made_from_local_data_never_crosses(federate, make_task, make_lo
     assert set(own[0]) == set(task.local_buffers)
     for name in ("memory", "radii", "threshold"):
         assert not torch.equal(own[0][name], own[1][name])
+
+
+@pytest.mark.parametrize(("client", "one_model"), [(FedAvgClient, True), (LocalClient, False)])
+def test_clients_whose_statistics_alone_are_no_weights_predict_with_one_model(client, one_model):
+    """The server pools them; a client alone computes its own."""
+    task = SimpleNet(TinyPyramid(), grid=4, image_size=32, hidden=6)
+    assert client(task).predictors.shared is one_model
 
 
 def test_standardised_features_are_those_of_all_clients_data(federate, make_task, make_loader, tap):
