@@ -132,7 +132,7 @@ _LARGE = re.compile(r"\+*((?!seed=)[\w./]+)=\d{4,}")
 
 
 def _line(error: BaseException, name: str, words: Sequence[str]) -> str | None:
-    """Returns the line that tells the user what to mend; None if the error is a defect of the library."""
+    """Returns the line that tells the user what to correct; None if the error is a defect of the library."""
     match error:
         case UserError() | MemoryError() | RuntimeError() if is_out_of_memory(error):
             short = "the memory of this machine or its GPU is not enough"

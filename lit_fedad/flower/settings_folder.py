@@ -62,7 +62,7 @@ class SettingsFolder:
                 raise UserError(f"{file}: {error}") from error
         except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             cause = one_line(error)
-            advice = "mend it" if file.exists() else f"make it: lit-fedad {cls.holds} init"
+            advice = "correct it" if file.exists() else f"make it: lit-fedad {cls.holds} init"
             raise UserError(f"{file}: cannot be read ({cause}); {advice}") from error
         return folder
 

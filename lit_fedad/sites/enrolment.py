@@ -167,10 +167,10 @@ def _difference(site: Facts, here: Facts, rounds: int, backbone: Mapping[str, An
     """
     if not works_with(here.version, site.version):
         return f"has another version of lit_fedad ({site.version}, here {here.version}); install the same everywhere"
-    for field, (what, mend) in _ADVICE.items():
+    for field, (what, correction) in _ADVICE.items():
         theirs, ours = getattr(site, field), getattr(here, field)
         if theirs != ours:
-            advice = mend.format(**backbone)
+            advice = correction.format(**backbone)
             return f"has another {what} ({theirs or 'none'}, here {ours or 'none'}); {advice}"
     if not site.size or not all(site.stage_sizes):
         return "has no image to train with; give it some, or leave it out"

@@ -231,7 +231,7 @@ def test_advice_about_a_run_is_what_a_coordinator_can_do(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ("", "cannot be read (data is missing); mend it"),
+        ("", "cannot be read (data is missing); correct it"),
         ("data: [[data=folders]]", "cannot be read (data: give a list of words)"),
         ("data: [data=folders]\nepsilon: much", "cannot be read (epsilon: give a number)"),
         ("data: [data=folders]\nstages: 5", "cannot be read (stages: give a list of words)"),
@@ -264,7 +264,7 @@ def test_a_setting_of_another_type_is_named(tmp_path, changed, cause):
     if cause is None:
         assert FederationFolder.open(tmp_path / "fed").run == tmp_path / "fed" / "2"
         return
-    with pytest.raises(UserError, match=rf"federation\.yaml: cannot be read \({cause}.*\); mend it"):
+    with pytest.raises(UserError, match=rf"federation\.yaml: cannot be read \({cause}.*\); correct it"):
         FederationFolder.open(tmp_path / "fed")
 
 

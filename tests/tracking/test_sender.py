@@ -96,9 +96,9 @@ def test_failing_server_is_reported_once_and_the_records_kept(
     assert failing_server in deliver(tmp_path).error  # the server of the run is the default
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
-    mended = deliver(tmp_path)
-    assert mended.pending == 0
-    assert history(mended.run_id, "loss") == [(1, 1.0)]
+    repaired = deliver(tmp_path)
+    assert repaired.pending == 0
+    assert history(repaired.run_id, "loss") == [(1, 1.0)]
 
 
 def test_server_that_comes_back_gets_everything_during_the_run(tmp_path, history, monkeypatch):
