@@ -13,7 +13,7 @@ from lit_fedad.core.typed_words import given_keys
 from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 
-_PAINTED = "lit_fedad.data.textures.textures"
+_TEXTURES = "lit_fedad.data.textures.textures"
 
 
 def train(overrides: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ def train(overrides: Sequence[str]) -> None:
         lines.insert(0, ("heatmaps", str(heatmaps)))
     if config["tracking"]["enabled"]:
         lines += where_compared([run])
-    if config["data"]["_target_"] == _PAINTED:
+    if config["data"]["_target_"] == _TEXTURES:
         lines.append(("own images", "lit-fedad data init DIR (prints the command that trains on them)"))
     Display().where_next(lines)
 
@@ -60,7 +60,7 @@ def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
         UserError: If ``data.root`` is given without ``data``, and the configuration's data are drawn by the library.
     """
     given = given_keys(overrides)
-    if "data.root" in given and "data" not in given and config["data"]["_target_"] == _PAINTED:
+    if "data.root" in given and "data" not in given and config["data"]["_target_"] == _TEXTURES:
         raise UserError(
             "data.root is given without data=, and the default data=textures reads no images; give data=auto,"
             " which recognises how they are laid out, or another of lit-fedad data list"

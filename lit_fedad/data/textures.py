@@ -1,4 +1,4 @@
-"""Embedded default set: textured surfaces with defects, painted on first use into a folder."""
+"""Embedded default set: textured surfaces with defects, drawn on first use into a folder."""
 
 import tempfile
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.surfaces import SURFACES, coloured, pixel_centres, smooth_noise
 
 
-def paint(product: str, defect: str, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Paints one picture.
+def draw(product: str, defect: str, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draws one picture.
 
     Args:
         product: A key of ``SURFACES``.
@@ -167,9 +167,9 @@ def textures(
     seed: int = 0,
     split_seed: int | None = None,
 ) -> ImageSet:
-    """Reads, and on first use paints, surfaces of five product types with five kinds of defect and their masks.
+    """Reads, and on first use draws, surfaces of five product types with five kinds of defect and their masks.
 
-    The pictures are painted once, into a folder in MVTec layout, and read from there afterwards. All are
+    The pictures are drawn once, into a folder in MVTec layout, and read from there afterwards. All are
     independent of each other.
 
     Args:
@@ -211,12 +211,12 @@ def _refuse_used(root: Path) -> None:
     """Refuses a folder with files of the user's, who meant them to be read.
 
     Raises:
-        UserError: If it holds anything but painted pictures.
+        UserError: If it holds anything but drawn pictures.
     """
     names = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     if others := [name for name in names if not name.lstrip(".").startswith("textures-")]:
         raise UserError(
-            f"data.root={root}: holds {others[0]}, and data=textures paints its pictures and reads no others; give"
+            f"data.root={root}: holds {others[0]}, and data=textures draws its pictures and reads no others; give"
             " data=NAME for your images (lit-fedad data list), or leave data.root out"
         )
 
@@ -241,14 +241,14 @@ def _complete(samples: list[Sample]) -> bool:
 
 
 def _publish(folder: Path, samples: list[Sample], size: int, seed: int) -> None:
-    """Paints everything next to the folder and renames it into place: no half-painted folder is ever seen."""
+    """Draws everything next to the folder and renames it into place: no half-drawn folder is ever seen."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workshop:
         fresh = Path(workshop) / "fresh"
         for sample in samples:
             path = sample.path.relative_to(folder)
             rng = numpy_generator(seed, path.as_posix())  # a picture depends on no other
-            image, mask = paint(sample.category, sample.defect, size, rng)
+            image, mask = draw(sample.category, sample.defect, size, rng)
             _save(image, fresh / path)
             if sample.mask:
                 _save(mask, fresh / sample.mask.relative_to(folder))

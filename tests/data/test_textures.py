@@ -28,7 +28,7 @@ def only_folder(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A small set, painted once for the tests that only read it."""
+    """A small set, drawn once for the tests that only read it."""
     root = tmp_path_factory.mktemp("textures")
     return root, textures(root, **SMALL)
 
@@ -48,19 +48,19 @@ def test_the_set_is_in_mvtec_layout(small):
             assert (image.size, image.mode) == ((48, 48), "RGB")
 
 
-def test_defaults_paint_every_defect_of_every_product(tmp_path):
+def test_defaults_draw_every_defect_of_every_product(tmp_path):
     images = textures(tmp_path, size=32, train_per_product=1, test_per_product=10)
     kinds = Counter((sample.category, sample.defect) for sample in images.test if sample.label)
     assert kinds == {(product, defect): 1 for product in SURFACES for defect in DEFECTS}
 
 
-def test_the_second_call_reads_what_the_first_painted(small, monkeypatch):
+def test_the_second_call_reads_what_the_first_drew(small, monkeypatch):
     root, images = small
-    monkeypatch.setattr(module, "paint", None)
+    monkeypatch.setattr(module, "draw", None)
     assert textures(root, **SMALL) == images
 
 
-def test_another_seed_paints_another_set_beside_the_first(tmp_path):
+def test_another_seed_draws_another_set_beside_the_first(tmp_path):
     first, second = textures(tmp_path, **SMALL), textures(tmp_path, **SMALL, seed=1)
     assert len(list(tmp_path.iterdir())) == 2
     for a, b in zip(first.train, second.train, strict=True):
@@ -90,9 +90,9 @@ def test_defects_change_the_picture_where_the_mask_says(product, defect, monkeyp
         return image, DEFECTS_BEFORE[defect](image, other, rng)[1]
 
     DEFECTS_BEFORE = dict(DEFECTS)
-    with_defect, mask = module.paint(product, defect, size, np.random.default_rng(5))
+    with_defect, mask = module.draw(product, defect, size, np.random.default_rng(5))
     monkeypatch.setitem(DEFECTS, defect, harmless)
-    without, same_mask = module.paint(product, defect, size, np.random.default_rng(5))
+    without, same_mask = module.draw(product, defect, size, np.random.default_rng(5))
     assert np.array_equal(mask, same_mask)
     assert set(np.unique(mask)) == {0, 255}
     assert 0.001 < (mask > 0).mean() < 0.1
@@ -136,32 +136,32 @@ def test_damage_is_noticed_and_repaired(tmp_path):
     assert digest(folder) == before
 
 
-def test_an_interrupted_painting_leaves_nothing_and_is_redone(tmp_path, monkeypatch):
-    painted = []
+def test_an_interrupted_drawing_leaves_nothing_and_is_redone(tmp_path, monkeypatch):
+    drawn = []
 
     def interrupted(*args):
-        painted.append(args)
-        if len(painted) == 7:
+        drawn.append(args)
+        if len(drawn) == 7:
             raise KeyboardInterrupt
-        return paint(*args)
+        return draw(*args)
 
-    paint = module.paint
-    monkeypatch.setattr(module, "paint", interrupted)
+    draw = module.draw
+    monkeypatch.setattr(module, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
         textures(tmp_path, **SMALL)
     assert list(tmp_path.iterdir()) == []
     assert len(textures(tmp_path, **SMALL).train) == 10
 
 
-def test_the_slower_of_two_painters_takes_the_set_of_the_faster(tmp_path, monkeypatch):
-    paint = module.paint
+def test_the_slower_of_two_processes_takes_the_set_of_the_faster(tmp_path, monkeypatch):
+    draw = module.draw
 
     def overtaken(*args):
-        monkeypatch.setattr(module, "paint", paint)
+        monkeypatch.setattr(module, "draw", draw)
         textures(tmp_path, **SMALL)
-        return paint(*args)
+        return draw(*args)
 
-    monkeypatch.setattr(module, "paint", overtaken)
+    monkeypatch.setattr(module, "draw", overtaken)
     images = textures(tmp_path, **SMALL)
     assert len(images.train) == 10
     assert len(list(tmp_path.iterdir())) == 1
@@ -169,9 +169,9 @@ def test_the_slower_of_two_painters_takes_the_set_of_the_faster(tmp_path, monkey
 
 @pytest.mark.slow
 def test_two_processes_at_once(forking, tmp_path):
-    folder, logs = tmp_path / "painted", [tmp_path / f"{number}.log" for number in range(2)]
-    painters = [forking.call("helpers.at_once:paint", [str(folder), SMALL], log) for log in logs]
-    assert [forking.wait(painter) for painter in painters] == [0, 0], [log.read_text() for log in logs]
+    folder, logs = tmp_path / "drawn", [tmp_path / f"{number}.log" for number in range(2)]
+    writers = [forking.call("helpers.at_once:draw", [str(folder), SMALL], log) for log in logs]
+    assert [forking.wait(writer) for writer in writers] == [0, 0], [log.read_text() for log in logs]
     before = digest(only_folder(folder))
     textures(folder, **SMALL)
     assert digest(only_folder(folder)) == before
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
     (tmp_path / "screws").mkdir()
-    with pytest.raises(UserError, match="holds screws, and data=textures paints its pictures"):
+    with pytest.raises(UserError, match="holds screws, and data=textures draws its pictures"):
         textures(tmp_path, size=32, train_per_product=1, test_per_product=2)
     assert [path.name for path in tmp_path.iterdir()] == ["screws"]
 
@@ -207,7 +207,7 @@ def test_numbers_that_are_too_small_are_refused(tmp_path, fields):
         textures(tmp_path, **(SMALL | fields))
 
 
-def test_another_split_paints_nothing_new(small):
+def test_another_split_draws_nothing_new(small):
     root, images = small
     redrawn = textures(root, **SMALL, split_seed=1)
     assert {*redrawn.train, *redrawn.test} == {*images.train, *images.test}

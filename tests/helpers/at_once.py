@@ -25,7 +25,7 @@ def in_group(program, folder, rank):
     dist.destroy_process_group()
 
 
-def paint(folder, settings):
+def draw(folder, settings):
     """Draws textures where another process does."""
     textures(folder, **settings)
 
