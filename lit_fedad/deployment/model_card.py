@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lit_fedad import __version__
 from lit_fedad.core.bounds import pair
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
-from lit_fedad.core.text import printable_lines
 from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.privacy.image_privacy import in_words
-from lit_fedad.report.naming import human_bytes, method_title, metric_title, named_version
+from lit_fedad.report.html import templates
+from lit_fedad.report.naming import human_bytes, method_title, metric_text, metric_title, named_version
 
 _PACKAGES = ("torch", "torchvision", "timm", "lightning")
 
@@ -102,6 +101,12 @@ class Facts:
         return "probabilities" in self.outputs
 
     @property
+    def metrics(self) -> dict[str, Mapping[str, Any]]:
+        """Returns the metrics of the run's last round, without those whose mean is undefined."""
+        metrics = {name: values for name, values in self.result["last"].items() if name != "round"}
+        return {name: values for name, values in metrics.items() if values["mean"] is not None}
+
+    @property
     def compared_images(self) -> str:
         """Counts the images that the files were compared with the client on, in words."""
         random, files = self.compared
@@ -117,34 +122,17 @@ class Facts:
 
 def model_card(facts: Facts) -> str:
     """Writes the model card in Markdown."""
-    environment = Environment(  # noqa: S701 - the card is Markdown, not HTML
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        finalize=printable_lines,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    environment = templates(
+        Path(__file__).parent, metric=metric_title, number=metric_text, human=human_bytes, private=in_words
     )
-    environment.filters |= {
-        "metric": metric_title,
-        "number": _number,
-        "human": human_bytes,
-        "private": in_words,
-    }
     result = facts.result
     height, width = pair("size", facts.preprocessing["size"])
-    return environment.get_template("model_card_template.md").render(
+    card = environment.get_template("model_card_template.md").render(
         facts=facts,
         result=result,
         method=method_title(facts.config["method"]),
-        names=facts.names,
         metadata=_metadata(facts),
         version=named_version(result),
-        metrics={
-            name: values
-            for name, values in result["last"].items()
-            if name != "round" and values["mean"] is not None
-        },
         rule=facts.rules.get(facts.client),
         height=height,
         width=width,
@@ -156,6 +144,7 @@ def model_card(facts: Facts) -> str:
             *(f"{package} {version(package)}" for package in _PACKAGES),
         ],
     )
+    return f"{card}\n"
 
 
 def _metadata(facts: Facts) -> str:
@@ -167,8 +156,7 @@ def _metadata(facts: Facts) -> str:
         EvalResult(
             task, **data, metric_type=name, metric_name=metric_title(name), metric_value=values["mean"]
         )
-        for name, values in result["last"].items()
-        if name != "round" and values["mean"] is not None
+        for name, values in facts.metrics.items()
     ]
     metadata = ModelCardData(
         library_name="lit_fedad",
@@ -178,7 +166,3 @@ def _metadata(facts: Facts) -> str:
         eval_results=results,
     )
     return metadata.to_yaml()
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -7,19 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
-from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title, promised_text
+from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_text, metric_title, promised_text
 
 _MAIN_METRICS = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
 _MAX_ROWS = 4
-_LOWER_IS_BETTER = (
-    "fe",
-    "me",
-    "fe_calibrated",
-    "me_calibrated",
-    "forgetting",
-    "false_alarm_rate",
-    "miss_rate",
-)
 _EXPLANATIONS = {
     "i_auroc": "ranks images: higher is better, 0.5 is chance",
     "auroc": "ranks images: higher is better, 0.5 is chance",
@@ -28,6 +19,9 @@ _EXPLANATIONS = {
     "miss_rate": "of defective images: lower is better",
     "fe": "1 - precision: lower is better",
     "me": "1 - recall: lower is better",
+    "fe_calibrated": "lower is better",
+    "me_calibrated": "lower is better",
+    "forgetting": "lower is better",
     "accuracy": "images whose class is right: higher is better",
     "own_accuracy": "the same for classes as frequent as a client's own",
     "balanced_accuracy": "the same, mean over classes",
@@ -48,10 +42,7 @@ def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "last round": metric_title(name),
-            **{
-                head: f"{value:.3f}" if _known(value := values.get(name, {}).get(kind)) else "-"
-                for head, (values, kind) in columns.items()
-            },
+            **{head: metric_text(values.get(name, {}).get(kind)) for head, (values, kind) in columns.items()},
             "what it tells": _explanation(name, result),
         }
         for name in _shown_metrics(last)
@@ -110,8 +101,7 @@ def _shown_metrics(last: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _explanation(name: str, result: Mapping[str, Any]) -> str:
-    better = "lower is better" if name in _LOWER_IS_BETTER else "higher is better"
-    words = _EXPLANATIONS.get(name, better)
+    words = _EXPLANATIONS.get(name, "higher is better")
     if name != "false_alarm_rate":
         return words
     shipped = _shipped(result)

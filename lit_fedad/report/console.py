@@ -39,6 +39,7 @@ from lit_fedad.report.naming import (
     human_bytes,
     human_seconds,
     metric_family,
+    metric_text,
     metric_title,
     without_value,
 )
@@ -156,7 +157,7 @@ class Display:
         label = label.ljust(self._label_width)
 
         values = {} if loss is None and "loss" not in self._columns else {"loss": _loss(loss)}
-        values |= {metric_title(metric): _metric(value) for metric, value in metrics.items()}
+        values |= {metric_title(metric): f"{metric_text(value):>5}" for metric, value in metrics.items()}
         values |= {"up": human_bytes(bytes_up), "down": human_bytes(bytes_down)}
         values |= {"time": human_seconds(seconds), "left": "" if eta_s is None else clock(eta_s)}
         for column, value in values.items():
@@ -205,7 +206,7 @@ class Display:
         listed = [name for name in dict.fromkeys([*known, *metrics]) if metric_family(name) not in errors]
         rows = []
         for name in listed:
-            cells = {head: _metric(metrics[name].get(key)).strip() for head, key in columns.items()}
+            cells = {head: metric_text(metrics[name].get(key)) for head, key in columns.items()}
             rows.append({"metric": metric_title(name), **cells})
         self.table(rows)
         if lacking := without_value(metrics):
@@ -384,11 +385,6 @@ def _column_groups(grid: Grid, width: int) -> list[list[int]]:
 def _clean(message: str) -> str:
     """Writes text from elsewhere as one line, without passwords and without control characters of a terminal."""
     return printable(redact(" ".join(message.splitlines())))
-
-
-def _metric(value: float | None) -> str:
-    """Formats a metric with three decimals, or as a dash of the same width where it is undefined."""
-    return f"{'-':>5}" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def _loss(value: float | None) -> str:

@@ -116,16 +116,13 @@ def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
     columns = min(len(clients), _COLUMNS)
     rows = math.ceil(len(clients) / columns)
     figure = blank_figure(max(columns, 2) * _PANEL, 0.4 + 1.75 * rows)
-    first: Axes | None = None
     for number, (client, scores) in enumerate(clients.items(), start=1):
         axes = labelled_axes(figure, "", "", (rows, columns, number))
         _draw_histograms(axes, scores)
         axes.set_title(_title(client, scores), fontsize=FONT_SIZE)
-        first = first or axes
-    assert first is not None
     figure.supxlabel("image score", fontsize=FONT_SIZE + 1)
     figure.supylabel("share of the images", fontsize=FONT_SIZE + 1)
-    handles, labels = first.get_legend_handles_labels()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4 if columns > 2 else 2, **LEGEND)
     return figure
 

@@ -143,16 +143,12 @@ def save_figure(figure: Figure, path: Path) -> Path:
 def _area_style(index: int) -> dict[str, Any]:
     """Returns the look of one product type's area: the plain colours in turn, then pale and hatched ones."""
     turn, colour = divmod(index, len(COLOURS))
-    edge = to_rgb(COLOURS[colour])
+    plain = to_rgb(COLOURS[colour])
     if turn == 0:
-        return {"facecolor": edge, "edgecolor": "white", "linewidth": 0.5, "hatch": ""}
-    pale = tuple(0.35 * channel + 0.65 for channel in edge)
-    return {
-        "facecolor": pale,
-        "edgecolor": edge,
-        "linewidth": 0.5,
-        "hatch": _HATCHES[(turn - 1) % len(_HATCHES)],
-    }
+        return {"facecolor": plain, "edgecolor": "white", "linewidth": 0.5, "hatch": ""}
+    pale = tuple(0.35 * channel + 0.65 for channel in plain)
+    hatch = _HATCHES[(turn - 1) % len(_HATCHES)]
+    return {"facecolor": pale, "edgecolor": plain, "linewidth": 0.5, "hatch": hatch}
 
 
 def _product_legend(figure: Figure, products: Sequence[str]) -> None:

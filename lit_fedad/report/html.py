@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.parse import quote
@@ -162,7 +162,7 @@ def render_html(page: Page) -> str:
         >>> "<h1>1 &lt; 2</h1>" in render_html(Page("1 < 2", "", []))
         True
     """
-    return _templates().get_template("template.html").render(page=page)
+    return templates(Path(__file__).parent).get_template("template.html").render(page=page)
 
 
 def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, bytes]]:
@@ -183,14 +183,19 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, bytes]]:
         files[name] = picture.data
         return quote(f"{folder}/{name}")
 
-    text = _templates().get_template("template.md").render(page=page, place=place)
+    text = templates(Path(__file__).parent).get_template("template.md").render(page=page, place=place)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n", files
 
 
-@cache
-def _templates() -> Environment:
+def templates(folder: Path, **filters: Callable[..., str]) -> Environment:
+    """Opens a folder's templates, which refuse names without a value and print no character of a terminal.
+
+    Args:
+        folder: The folder.
+        **filters: Filters of its templates, in addition to ``md`` and ``md_url`` for texts and addresses in Markdown.
+    """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(folder),
         # HTML is escaped; Markdown has a filter of its own.
         autoescape=lambda name: name is not None and name.endswith(".html"),  # noqa: S701 - see above
         finalize=printable_lines,
@@ -199,7 +204,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     # What would end a Markdown link is escaped in addresses.
-    environment.filters |= {"md": escaped, "md_url": partial(quote, safe="/:#?&=%.,-_~+@")}
+    environment.filters |= {"md": escaped, "md_url": partial(quote, safe="/:#?&=%.,-_~+@"), **filters}
     return environment
 
 

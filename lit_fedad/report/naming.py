@@ -71,6 +71,16 @@ def named_version(result: Mapping[str, Any]) -> str:
     return f", version {result['version']}" if "version" in result else ""
 
 
+def metric_text(value: float | None) -> str:
+    """Formats a metric with three decimals, or as a dash where it is undefined.
+
+    Example:
+        >>> metric_text(0.98765), metric_text(None)
+        ('0.988', '-')
+    """
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
 def human_bytes(count: float) -> str:
     """Formats a number of bytes, rounded: whole bytes, or two decimals of the decimal unit that leaves less than 1,000.
 

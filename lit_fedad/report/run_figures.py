@@ -14,14 +14,7 @@ from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_stored
-from lit_fedad.report.style import (
-    LEGEND,
-    blank_figure,
-    labelled_axes,
-    line_style,
-    lines_of,
-    wrapped,
-)
+from lit_fedad.report.style import LEGEND, blank_figure, labelled_axes, line_style, lines_of, wrapped
 
 _LOG_RATIO = 20  # of the largest to the smallest x, from which on its axis is logarithmic
 _SHORT_NAME = 30  # letters: of names up to this length two stand side by side in a legend

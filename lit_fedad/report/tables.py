@@ -250,7 +250,6 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     method, task = config["method"], config["task"]
     sections = (method["client"], method.get("server", {}).get("training", {}), task)
     rates = [section["learning_rate"] for section in sections if section.get("learning_rate") is not None]
-    learning_rate = rates[0] if rates else None
     return {
         "best_round": result["best"]["round"],
         "bytes_up": result["bytes_up"][training[-1]] / len(sizes) if training else None,
@@ -258,7 +257,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_in_all": total_bytes / len(sizes),
         "seconds": seconds.median() if training else None,
         "rounds": result["rounds"],
-        "learning_rate": learning_rate if trained else None,
+        "learning_rate": rates[0] if rates and trained else None,
         "backbone": f"{result['backbone']['name']}, {result['backbone']['taken']}",
         "partition": f"{result['partition']['strategy']}, {len(sizes)} client{'s' if len(sizes) > 1 else ''}",
         "data": result["data"],

@@ -21,7 +21,7 @@ from lit_fedad.data.input_files import written_rows
 from lit_fedad.experiment.run_files import refused_if_malformed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
-from lit_fedad.report.naming import human_bytes, metric_title
+from lit_fedad.report.naming import human_bytes, metric_text, metric_title
 from lit_fedad.sites.status import STATUS, read_status
 
 Row = dict[str, Any]
@@ -138,8 +138,7 @@ class RunView:
         if not result:
             return []
         causes_of_loss = [result[name] for name in ("failures", "refused", "unscored")]
-        names = result.get("exchange_names", [""] * len(result["exchanges"]))  # earlier runs lack them
-        columns = (result[column] for column in ("exchanges", "bytes_up", "bytes_down", "seconds_per_round"))
+        keys = ("exchange_names", "exchanges", "bytes_up", "bytes_down", "seconds_per_round")
         return [
             {
                 "round": str(number) if number > 0 else f"set-up {name}".rstrip(),
@@ -150,7 +149,7 @@ class RunView:
                     set[str]().union(*(causes.get(str(number), ()) for causes in causes_of_loss))
                 ),
             }
-            for name, number, up, down, seconds in zip(names, *columns, strict=True)
+            for name, number, up, down, seconds in zip(*(result[key] for key in keys), strict=True)
         ]
 
     def sites(self) -> list[Row]:
@@ -163,7 +162,7 @@ class RunView:
                     "last round": site["last_round"],
                     "up": human_bytes(site["bytes_up"]),
                     "down": human_bytes(site["bytes_down"]),
-                    "false alarms": _share(site["false_alarm_rate"]),
+                    "false alarms": metric_text(site["false_alarm_rate"]),
                 }
                 for name, site in self.status["sites"].items()
             ]
@@ -174,7 +173,10 @@ class RunView:
             {
                 "site": self.names.title(number),
                 "images": size,
-                **{metric_title(name): _share(last[name]["per_client"].get(str(number))) for name in shown},
+                **{
+                    metric_title(name): metric_text(last[name]["per_client"].get(str(number)))
+                    for name in shown
+                },
             }
             for number, size in enumerate(sizes)
         ]
@@ -376,7 +378,3 @@ def drift(table: Path) -> Row | None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     return {"alarms": alarms, **row}
-
-
-def _share(value: Any) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
