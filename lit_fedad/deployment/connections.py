@@ -26,14 +26,10 @@ class PatientProtocol(H11Protocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > MAX_CONNECTIONS:
-            waiting = [
-                connection
-                for connection in self.connections
-                if isinstance(connection, PatientProtocol) and connection.waits
-            ]
-            others = [connection for connection in waiting if connection is not self]
-            if others:
-                min(others, key=lambda connection: connection.since).close_now()
+            others = [one for one in self.connections if isinstance(one, PatientProtocol) and one is not self]
+            waiting = [other for other in others if other.waits]
+            if waiting:
+                min(waiting, key=lambda other: other.since).close_now()
         self._timer = self.loop.call_later(HEAD_S, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:

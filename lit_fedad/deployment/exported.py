@@ -227,17 +227,16 @@ def find_exported(run: str, client: int | str | None = None, version: int | None
         return given
     version_folder = RunFolder.find(run).version(version)
     folder, names = version_folder.path, ClientNames.of(version_folder.result() or {})
-    exported = {path.parent.name: path.parent for path in sorted((folder / "export").glob(f"*/{SHEET}"))}
-    number = None if client is None else names.number(str(client))
-    label = str(client) if number is None else names.label(number)
-    candidates = list(exported) if client is None else [f"client_{label}"]
-    if not exported or candidates[0] not in exported:
-        name = "" if client is None else f" client={client}"
+    exported, name = sorted(path.parent for path in (folder / "export").glob(f"*/{SHEET}")), ""
+    if client is not None:
+        number, name = names.number(str(client)), f" client={client}"
+        label = client if number is None else names.label(number)
+        exported = [path for path in exported if path.name == f"client_{label}"]
+    if not exported:
         raise UserError(
             f"{folder}: no exported detector{name}; first: lit-fedad export {shell_word(f'run={run}')}{name}"
         )
-    if len(candidates) > 1:
-        raise UserError(
-            f"{folder}: give client=N, one of {', '.join(name.removeprefix('client_') for name in exported)}"
-        )
-    return exported[candidates[0]]
+    if len(exported) > 1:
+        labels = ", ".join(path.name.removeprefix("client_") for path in exported)
+        raise UserError(f"{folder}: give client=N, one of {labels}")
+    return exported[0]

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -115,18 +116,22 @@ class OpenedClient:
             raise UserError(f"{given[0]}: a classifier has no threshold; leave it out")
 
     def scored(
-        self, images: Sequence[Tensor], rule: DecisionRule, product: str | None = None
+        self, images: Iterable[Tensor], rule: DecisionRule, product: str | None = None
     ) -> list[Scored]:
-        """Scores a batch of images, each float32 [C, H, W] as `transform` gives them.
+        """Scores images, each float32 [C, H, W] as `transform` gives them; takes one batch after the other.
 
         Args:
             images: The images.
             rule: The rule that decides about them.
             product: Product that they are said to show: what they look like is computed only to be compared with it.
         """
-        if not images:
-            return []
-        batch: dict[str, Any] = {"image": torch.stack(list(images))}
+        scored, waiting = list[Scored](), iter(images)
+        while batch := list(islice(waiting, self.config["evaluation"]["batch_size"])):
+            scored += self._scored_batch(torch.stack(batch), rule, product)
+        return scored
+
+    def _scored_batch(self, images: Tensor, rule: DecisionRule, product: str | None) -> list[Scored]:
+        batch: dict[str, Any] = {"image": images}
         alike: list[str | None] = [None] * len(images)
         if product is not None:
             batch, alike = self.recognised(batch)
@@ -275,21 +280,13 @@ class LiveDetector:
         Raises:
             UserError: If an image cannot be read, or is of another type or shape.
         """
-        if isinstance(images, str | os.PathLike | Image.Image):
-            return self._score([images])[0]
-        if isinstance(images, np.ndarray | Tensor) and images.ndim < 4:
-            return self._score([images])[0]
-        if not isinstance(images, Iterable):
-            images = [images]  # refused by its type
-        return self._score(list(images))
-
-    def _score(self, images: Sequence[ImageLike]) -> list[Scored]:
-        scored: list[Scored] = []
-        size = self._opened.config["evaluation"]["batch_size"]
-        for start in range(0, len(images), size):
-            pixels = [self._pixels(image) for image in images[start : start + size]]
-            scored += self._opened.scored(pixels, self._rule, self._product)
-        return scored
+        if isinstance(images, np.ndarray | Tensor):
+            alone = images.ndim < 4
+        else:
+            alone = isinstance(images, str | os.PathLike) or not isinstance(images, Iterable)
+        several: Any = [images] if alone else images
+        scored = self._opened.scored(map(self._pixels, several), self._rule, self._product)
+        return scored[0] if alone else scored
 
     def _pixels(self, image: Any) -> Tensor:
         """Reads or converts one image to the input of the model, float32 [C, H, W]."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -138,8 +138,9 @@ def predict(
         unwritable_in_one_line(destination, within=True),
         locked(destination, advice="" if out else ELSEWHERE),
     ):
+        scores.unlink(missing_ok=True)  # the table of an earlier call
         try:
-            with _opened_table(scores) as file, display.progress(f"Scoring with {opened.title}") as progress:
+            with open_to_append(scores) as file, display.progress(f"Scoring with {opened.title}") as progress:
                 writer = csv.DictWriter(file, scorer.columns)
                 writer.writeheader()
                 for start in range(0, len(paths), batch := opened.config["evaluation"]["batch_size"]):
@@ -164,12 +165,6 @@ def predict(
         others = f"; the others are scored: {scores}" if read else ""
         raise UserError(f"{len(rows) - read} of {len(rows)} images could not be read{others}")
     return scores
-
-
-def _opened_table(table: Path) -> TextIO:
-    """Opens a table for writing, in place of that of an earlier call."""
-    table.unlink(missing_ok=True)
-    return open_to_append(table)
 
 
 def score_cells(image: Scored, rule: DecisionRule) -> dict[str, str]:

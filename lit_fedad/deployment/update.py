@@ -22,11 +22,7 @@ from lit_fedad.deployment.predict import listed
 from lit_fedad.deployment.reviews import Reviews
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.evaluation.calibration import noised_run, with_calibration
-from lit_fedad.experiment.build import (
-    Model,
-    build_partition,
-    tells_products,
-)
+from lit_fedad.experiment.build import Model, build_partition, tells_products
 from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.datasets import data_digest, hashes_file

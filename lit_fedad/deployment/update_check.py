@@ -11,7 +11,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition
 from lit_fedad.data.subset import by_product
-from lit_fedad.deployment.live_detector import OpenedClient, Scored, most_look_like
+from lit_fedad.deployment.live_detector import OpenedClient, most_look_like
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client, one_process
@@ -58,8 +58,7 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     Raises:
         UserError: If an image cannot be read.
     """
-    fabric, judged = one_process(config), []
-    transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
+    fabric, transform, judged = one_process(config), image_transform(config, model.task), []
     calibration, result, alpha = folder.calibration(), folder.result() or {}, folder.alpha()
     for client, all_samples in sorted(new.images.items()):
         load_client(model, folder.path, folder.config(), client, fabric)
@@ -70,10 +69,7 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
             scores = rule.scores
             if not scores.total:
                 continue
-            scored = list[Scored]()
-            for start in range(0, len(samples), size):
-                images = [transform.image(sample.path) for sample in samples[start : start + size]]
-                scored += opened.scored(images, rule, product)
+            scored = opened.scored((transform.image(sample.path) for sample in samples), rule, product)
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank, threshold = scores.rank(rate), scores.threshold(rate)
             beyond = sum(not image.score <= threshold for image in scored)  # NaN too
