@@ -264,10 +264,9 @@ def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
 def _decision_lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
     """Yields one line for each promised rate, and below that of the shipped rate one for each product."""
     url = links.run(run.tracked)
-    for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
+    for number, judged in enumerate(run.result.get("decisions", {}).values()):
         means = [judged.get(rate, {}).get("mean") for rate in RATES]
-        rates = judged.get("promised")  # a stored result may lack it
-        promised = promised_text([rates["lowest"], rates["highest"]]) if rates else alpha
+        promised = promised_text([judged["promised"]["lowest"], judged["promised"]["highest"]])
         yield Line.of([label, promised, *map(_share, means)], url)
         sides = judged.get("products", {}) if number == 0 else {}
         for product in sides.get("own", {}):

@@ -162,7 +162,7 @@ def with_products(run, false_alarms):
     products = {"own": {"nut": rate}, "foreign": {"nut": {}}}
     run.result["decisions"] = {
         "auto": {**rates, "products": products, "promised": {"mean": 0.03, "lowest": 0.01, "highest": 0.05}},
-        "0.1": {**rates, "products": products},
+        "0.1": {**rates, "products": products, "promised": {"mean": 0.1, "lowest": 0.1, "highest": 0.1}},
     }
     return run
 
