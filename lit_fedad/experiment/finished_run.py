@@ -291,10 +291,8 @@ def load_client(
     Raises:
         UserError: If the run lacks the checkpoint of its last round, or a file does not fit its method.
     """
-    channel, file = (
-        build(config["federation"]["channel"], "federation.channel"),
-        folder / (OWN_CLIENT if own else "checkpoints"),
-    )
+    channel = build(config["federation"]["channel"], "federation.channel")
+    file = folder / (OWN_CLIENT if own else "checkpoints")
     try:
         with file_named_in_errors(file):
             trained = (

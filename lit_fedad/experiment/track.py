@@ -110,7 +110,6 @@ def open_tracker(run: Run, data: Record) -> Tracker:
             "seed": str(config["seed"]),
             "mlflow.source.name": f"lit-fedad train method={config['method']['name']}",
             "mlflow.source.type": "LOCAL",
-            "lit_fedad.out": str(path.resolve()),
         },
         uri=settings["uri"],
         enabled=settings["enabled"],

@@ -181,11 +181,9 @@ def write_page(page: Page, out: Path) -> Path:
         partial.write_text("\n".join(sorted({*listed, *pictures})))
     for old in listed - pictures.keys():
         (folder / old).unlink(missing_ok=True)
-    files = {"report.html": render_html(page).encode(), "report.md": text.encode()}
-    for name, content in {
-        **{f"pictures/{picture}": data for picture, data in pictures.items()},
-        **files,
-    }.items():
+    files = {f"pictures/{picture}": data for picture, data in pictures.items()}
+    files |= {"report.html": render_html(page).encode(), "report.md": text.encode()}
+    for name, content in files.items():
         with atomic(out / name) as partial:
             partial.write_bytes(content)
     return out / "report.html"

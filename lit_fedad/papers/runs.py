@@ -255,11 +255,8 @@ def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
         # With and without cached features runs differ in the last digits alone. The promised share of false alarms,
         # which no training depends on, decides rates that are averaged here.
         promised = run.config.get("evaluation", {}).get("alpha")
-        key = (
-            run.result["data"],
-            identity({**run.config, "seed": None, "cache": {}, "promised": promised}),
-        )
-        seeds.setdefault(key, {})[run.seed] = run
+        settings = identity({**run.config, "seed": None, "cache": {}, "promised": promised})
+        seeds.setdefault((run.result["data"], settings), {})[run.seed] = run
     ordered = sorted(seeds.items(), key=lambda item: item[0][0])
     by_data = grouped((data, [by_seed[seed] for seed in sorted(by_seed)]) for (data, _), by_seed in ordered)
     return {data: _labelled(several) for data, several in by_data.items()}

@@ -22,7 +22,7 @@ from lit_fedad.experiment.run_files import refused_if_malformed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.naming import human_bytes, metric_text, metric_title
-from lit_fedad.sites.status import STATUS, read_status
+from lit_fedad.sites.status import STATUS, read_status, status_rows
 
 Row = dict[str, Any]
 
@@ -155,17 +155,8 @@ class RunView:
     def sites(self) -> list[Row]:
         """Lists the sites: of a federation what its coordinator saw, of another run what its clients hold."""
         if self.status:
-            return [
-                {
-                    "site": name,
-                    "rounds": site["rounds"],
-                    "last round": site["last_round"],
-                    "up": human_bytes(site["bytes_up"]),
-                    "down": human_bytes(site["bytes_down"]),
-                    "false alarms": metric_text(site["false_alarm_rate"]),
-                }
-                for name, site in self.status["sites"].items()
-            ]
+            heads = ("site", "rounds", "last round", "up", "down", "false alarms")
+            return [{head: row[head] for head in heads} for row in status_rows(self.status["sites"])]
         sizes = self.result.get("partition", {}).get("sizes", [])
         last = self.result.get("last", {})
         shown = [name for name in ("i_auroc", "false_alarm_rate", "miss_rate", "accuracy") if name in last]

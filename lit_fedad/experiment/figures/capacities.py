@@ -23,12 +23,7 @@ from lit_fedad.data.datamodule import as_batch
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.federations import draw_some
-from lit_fedad.experiment.figures.embedding import (
-    density_scores,
-    embed_images,
-    generator_of,
-    last_exchange,
-)
+from lit_fedad.experiment.figures.embedding import density_scores, embed_images, generator_of, last_exchange
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation

@@ -50,10 +50,8 @@ def draw_heatmaps(run: Run) -> None:
     alpha, by_product = run.alphas[0], run.config["calibration"]["by"] == "product"
     captioned, promised = [], set()
     for index, case in drawn_cases(data, predicted, run.config["evaluation"]["pictures"]):
-        score, product = (
-            float(predicted.scores[index]),
-            data.images.test[index].category if by_product else None,
-        )
+        score = float(predicted.scores[index])
+        product = data.images.test[index].category if by_product else None
         rule = run.calibration.rule(largest, alpha, product)
         promised.add(f"{rule.alpha:g}")
         p_value = p_value_text(float(rule.scores.p_values(torch.tensor([score]))))
