@@ -280,20 +280,13 @@ class _Watcher:
         self.stream.unreadable += len(files) - len(scored)
 
     def _report(self, new: int) -> None:
-        summary, steps = self.stream.summary(), self.stream.steps
-        folder = self.log.folder
+        summary, folder = self.stream.summary(), self.log.folder
         path = save_json(folder, "summary.json", summary)
         if find_spec("matplotlib"):  # not part of what a site needs to score
             from lit_fedad.report.decision_figures import drift_figure
             from lit_fedad.report.figures import save_figure
 
-            figure = drift_figure(
-                [step.p_value for step in steps],
-                [step.log_martingale for step in steps],
-                [step.statistic for step in steps],
-                summary["alarms"],
-                self.stream.test.run_length,
-            )
+            figure = drift_figure(self.stream.steps, self.stream.test.run_length)
             save_figure(figure, folder / "drift.png")
         last = (
             f"; last {min(summary['images'], self.stream.window)}: uniform p-values {summary['ks_p_value']:.2g} (KS),"

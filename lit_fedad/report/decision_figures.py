@@ -12,45 +12,40 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lit_fedad.metrics.drift import Step
 from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes
 
 _BINS = 20
 
 
-def drift_figure(
-    p_values: Sequence[float],
-    log_martingale: Sequence[float],
-    statistic: Sequence[float],
-    alarms: Sequence[int],
-    run_length: float,
-) -> Figure:
+def drift_figure(steps: Sequence[Step], run_length: float) -> Figure:
     """Draws the p-values of a stream as a histogram, and martingale and Shiryaev-Roberts statistic over its images.
 
     Args:
-        p_values: P-value of each image, uniform without drift [n].
-        log_martingale: Logarithm of the test martingale after each image, to base 10 [n].
-        statistic: Shiryaev-Roberts statistic after each image [n].
-        alarms: Numbers of the images, from 1, that raised an alarm.
-        run_length: Statistic at which an alarm is raised.
+        steps: What the test of drift says after each image.
+        run_length: Shiryaev-Roberts statistic at which an alarm is raised.
     """
     figure = blank_figure(7.16, 4.6)
     histogram = labelled_axes(figure, "p-value in the stream", "images", (2, 1, 1))
+    p_values = [step.p_value for step in steps]
     histogram.hist(p_values, np.linspace(0, 1, _BINS + 1).tolist(), color=COLOURS[0], linewidth=0)
-    expected = len(p_values) / _BINS
+    expected = len(steps) / _BINS
     histogram.axhline(expected, color=DARK, linewidth=0.8, linestyle="--", label="expected without drift")
     histogram.set(xlim=(0, 1))
     histogram.legend(loc="upper right", **LEGEND)
     course = labelled_axes(figure, "images", "power of ten", (2, 1, 2))
-    images = np.arange(1, len(p_values) + 1)
+    images = range(1, len(steps) + 1)
+    log_martingale = [step.log_martingale for step in steps]
     course.plot(images, log_martingale, color=COLOURS[0], linewidth=1.1, label="test martingale")
-    log_statistic = np.log10(np.maximum(statistic, 0.1))
+    log_statistic = np.log10(np.maximum([step.statistic for step in steps], 0.1))
     course.plot(images, log_statistic, color=COLOURS[1], linewidth=1.1, label="Shiryaev-Roberts statistic")
     limit = f"alarm: at most one in {run_length:g} images without drift"
     course.axhline(np.log10(run_length), color=DARK, linewidth=0.8, linestyle="--", label=limit)
+    alarms = (image for image, step in zip(images, steps, strict=True) if step.alarm)
     for number, image in enumerate(alarms):
         label = "alarms" if number == 0 else None
         course.axvline(image, color=COLOURS[5], linewidth=0.8, label=label)
-    course.set(xlim=(0, max(len(p_values), 1)))
+    course.set(xlim=(0, max(len(steps), 1)))
     course.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, **LEGEND)
     return figure
 

@@ -8,6 +8,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,33 +85,29 @@ class Registry:
         return FileLock(check_own(self.folder / f"{number}.lock"))
 
 
+@dataclass
 class Worker:
     """A process that plays trials until the study has as many as it should.
 
-    Args:
+    Attributes:
         trials: How many trials the study should have; a trial that is queued again counts once.
         lock: The study's lock, which a worker holds while it claims a trial.
-
-    Attributes:
         leaving: Set when this worker was asked to stop.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        plan: Plan,
-        out: Path,
-        trials: int,
-        registry: Registry,
-        lock: FileLock,
-        play: Play,
-        display: Display,
-    ) -> None:
-        self.study, self.plan, self.out, self.trials = study, plan, out, trials
-        self.registry, self.lock, self.play, self.display = registry, lock, play, display
-        self.leaving = threading.Event()
+    study: Study
+    plan: Plan
+    out: Path
+    trials: int
+    registry: Registry
+    lock: FileLock
+    play: Play
+    display: Display
+    leaving: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
         # Samplers that try all values call this method after the last one. Optuna's own only works in `Study.optimize`.
-        study.stop = self._exhaust  # type: ignore[method-assign]
+        self.study.stop = self._exhaust  # type: ignore[method-assign]
 
     def run(self) -> None:
         """Plays trials; at the end waits for the trials of other workers, in case one is lost.

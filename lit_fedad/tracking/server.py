@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,25 +130,21 @@ def _client_of_server(uri: str) -> Any:
 
     if uri.startswith(("http:", "https:")):
         return MlflowClient(tracking_uri=uri)  # sends no request yet, and later ones have a time limit
-    clients: list[Any] = []
-    errors: list[Exception] = []
+    client: Future[Any] = Future()
 
     def open_client() -> None:
         try:
-            clients.append(MlflowClient(tracking_uri=uri))
+            client.set_result(MlflowClient(tracking_uri=uri))
         except Exception as error:  # raised in the caller's thread
-            errors.append(error)
+            client.set_exception(error)
 
-    thread = threading.Thread(target=open_client, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_S)
-    if errors:
-        raise errors[0]
-    if not clients:
+    threading.Thread(target=open_client, daemon=True).start()  # an executor would wait for it at the end
+    wait([client], _PATIENCE_S)
+    if not client.done():
         raise UserError(
             f"{redact(uri)}: the database does not answer within {_PATIENCE_S} seconds; is it running?"
         )
-    return clients[0]
+    return client.result()
 
 
 def connect_existing(uri: str, what: str) -> Any:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from lit_fedad.metrics.drift import Step
 from lit_fedad.report.decision_figures import calibration_figure, drift_figure
 
 
@@ -13,7 +14,8 @@ def lines(axes):
 
 
 def test_drift_is_drawn_over_the_images_beside_the_limit_of_an_alarm():
-    figure = drift_figure([0.01, 0.02, 0.98, 0.51], [0.0, 1.0, 2.0, 1.5], [0.0, 10.0, 1000.0, 1.0], [3], 100)
+    steps = [(0.01, 0.0, 0.0), (0.02, 1.0, 10.0), (0.98, 2.0, 1000.0), (0.51, 1.5, 1.0)]
+    figure = drift_figure([Step(*step, alarm=step[2] > 100) for step in steps], 100)
     share, over = figure.axes
     heights = [bar.get_height() for bar in share.patches]
     assert {place: int(height) for place, height in enumerate(heights) if height} == {0: 2, 10: 1, 19: 1}
@@ -29,7 +31,7 @@ def test_drift_is_drawn_over_the_images_beside_the_limit_of_an_alarm():
 
 
 def test_several_alarms_have_one_name():
-    _, over = drift_figure([0.1] * 3, [0.0] * 3, [1.0] * 3, [1, 3], 10).axes
+    _, over = drift_figure([Step(0.1, 0.0, 1.0, alarm) for alarm in (True, False, True)], 10).axes
     (legend,) = [over.get_legend()]
     assert [text.get_text() for text in legend.get_texts()].count("alarms") == 1
     assert [line.get_xdata()[0] for line in over.lines[-2:]] == [1, 3]
