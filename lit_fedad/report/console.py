@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -329,14 +329,7 @@ def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
     """
     package = Path(lit_fedad.__file__).parent
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
         if not ignore and Path(filename).is_relative_to(package):
             display.warn(str(message))
 
