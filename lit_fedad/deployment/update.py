@@ -241,7 +241,9 @@ class _NewImages:
         Raises:
             UserError: If there is none, a folder or client is unknown, or one is a test image of the run.
         """
-        samples = [self.images.train[index] for images in self.partition.clients for index in images]
+        # A model trained with an image of calibration would score it too well, and the threshold would be too low.
+        held = (*self.partition.clients, *self.partition.calibration)
+        samples = [self.images.train[index] for indices in held for index in indices]
         known_hashes = set(self._hashes([sample.path for sample in samples]).values())
         test_hashes = set(self._hashes([sample.path for sample in self.images.test]).values())
         reviews = None if self.options.reviews is None else Reviews(Path(self.options.reviews))

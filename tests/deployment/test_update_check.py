@@ -5,16 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.images import picture
 from helpers.refusals import refusal
 
 from lit_fedad.contracts import Prediction
 from lit_fedad.data.additions import Addition
-from lit_fedad.data.sample import Sample
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.deployment import live_detector, update
-from lit_fedad.deployment.update import UpdateOptions
+from lit_fedad.deployment.update import UpdateOptions, _NewImages
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.experiment.finished_run import complete_run, same_model
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.report.console import Display
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -111,3 +114,15 @@ def test_foreign_images_are_refused(beyond, chance, alike, message):
     else:
         with refusal(message):
             refuse_foreign(judged)
+
+
+def test_a_copy_of_an_image_of_calibration_is_not_new(tmp_path):
+    held = tuple(Sample(tmp_path / f"{value}.png", "nut") for value in (10, 20))
+    for value in (10, 20):
+        picture(tmp_path / f"{value}.png", value)
+    picture(tmp_path / "new" / "copy.png", 20)
+    partition = Partition(((0,),), calibration=((1,),))
+    options = UpdateOptions("run", str(tmp_path / "new"), client=0)
+    search = _NewImages(options, [0], ImageSet("set", held, ()), partition, None, Display(quiet=True), None)
+    with refusal("no new image there; the 1 there are part of the detector already, or copies"):
+        search.find()
