@@ -121,14 +121,15 @@ class CalibrationScores:
             return self._by_product(indices, self._scores(client, self.module.normal_loader(indices)))
         if self.leave_out is None:
             return {}
-        indices = list(self.partition.clients[number])
-        return self._by_product(indices, self._scores_by_fold(client, self.leave_out, number, indices))
+        return self._by_product(*self._scores_by_fold(client, self.leave_out, number))
 
     def _scores(self, client: Client, loader: DataLoader) -> Tensor:
         return image_scores(client, loader, self.fabric)
 
-    def _scores_by_fold(self, client: Client, sums: LeaveOut, number: int, indices: list[int]) -> Tensor:
-        scores = torch.full((len(indices),), torch.nan)
+    def _scores_by_fold(self, client: Client, sums: LeaveOut, number: int) -> tuple[list[int], Tensor]:
+        """Scores a client's images without their folds; returns the indices of those scored, and their scores."""
+        indices = list(self.partition.clients[number])
+        scores, scored = torch.zeros(len(indices)), torch.zeros(len(indices), dtype=torch.bool)
         in_sums = {
             index: sums.holds(client, stage)
             for stage, stage_indices in enumerate(self.partition.by_stage[number])
@@ -149,26 +150,21 @@ class CalibrationScores:
         ]
         for positions, fold_scores in zip(folds, sums.scores(client, loaders, self._scores), strict=True):
             if fold_scores is not None:  # None: there is no model without these images
-                scores[positions] = fold_scores
+                scores[positions], scored[positions] = fold_scores, True
         unseen = [
             position
             for position, index in enumerate(indices)
             if in_sums[index] is False and self.groups[index] not in members
         ]
         if unseen:  # the model does not contain them
-            scores[unseen] = self._scores(
-                client, self.module.normal_loader([indices[position] for position in unseen])
-            )
-        return scores
+            loader = self.module.normal_loader([indices[position] for position in unseen])
+            scores[unseen], scored[unseen] = self._scores(client, loader), True
+        return [indices[position] for position in scored.nonzero().flatten().tolist()], scores[scored]
 
     def _by_product(self, indices: Sequence[int], scores: Tensor) -> dict[str, ScoreCounts]:
         products = [self.images.train[index].category for index in indices]
-        counts = {}
-        for product in dict.fromkeys(products):
-            of_product = scores[[position for position, other in enumerate(products) if other == product]]
-            if len(of_product := of_product[~of_product.isnan()]):
-                counts[product] = ScoreCounts.of(of_product)
-        return counts
+        positions = grouped((product, position) for position, product in enumerate(products))
+        return {product: ScoreCounts.of(scores[of_product]) for product, of_product in positions.items()}
 
 
 class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):

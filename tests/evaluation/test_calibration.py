@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import LeaveOut, Prediction
@@ -118,6 +119,18 @@ def test_every_image_is_scored_once_and_the_model_is_whole_again():
     found = scores_of(Partition((tuple(range(7)),)), client, folds=3)
     assert sum(part.total for part in found.values()) == 7
     assert client.task.total == VALUES.sum()
+
+
+@pytest.mark.parametrize(
+    "partition", [Partition((tuple(range(7)),)), Partition(((0, 1),), calibration=((2, 3, 4),))]
+)
+def test_an_image_whose_score_is_no_number_does_not_lower_the_threshold_unseen(partition):
+    class Diverged(Sums):
+        def predict_step(self, batch):
+            return Prediction(torch.where(batch["image"] == 8, torch.nan, batch["image"]))
+
+    with refusal("anomaly scores hold NaN: the model has diverged"):
+        scores_of(partition, Diverged())
 
 
 def test_images_without_which_there_is_no_model_are_not_scored():
