@@ -73,6 +73,15 @@ def test_half_sends_vectors_and_scalars_as_they_are():
     assert all(torch.equal(arrived[name], tensor) for name, tensor in few.items())
 
 
+@pytest.mark.parametrize("codec", [Half(), Byte()])
+def test_whole_numbers_are_exact_in_any_coding(codec):
+    counts = {"counts": torch.tensor([[(1 << 24) + 1, 3], [5, 7]])}
+    spec = {"counts": TensorSpec((2, 2), torch.int64)}
+    link = Link(codec)
+    arrived = link.unpack(link.pack(counts, spec, CONTEXT, "client 2"), spec, "client 2")
+    assert torch.equal(arrived["counts"], counts["counts"])
+
+
 def test_byte_is_off_by_half_a_level_at_most():
     bank = torch.randn(500, 7) * torch.logspace(-3, 3, 7)
     sent = {"memory": bank, "counts": torch.arange(500.0)}
@@ -184,6 +193,14 @@ def test_no_message_is_longer_than_its_form_says(codec, rows):
     blob = link.pack(message, FREE, Context(0, 1), "client 0")
     assert 0 < len(blob) <= link.largest(FREE) < 6000
     assert set(link.unpack(blob, FREE, "client 0")) == set(FREE)
+
+
+@pytest.mark.parametrize("codec", [Plain(), Half(), Byte()])
+@pytest.mark.parametrize("shape", [(2, 4000), (4000,)])
+def test_a_wide_matrix_and_a_long_vector_are_no_longer_than_their_form_says(codec, shape):
+    link, spec = Link(codec), {"mean": TensorSpec(shape)}
+    blob = link.pack({"mean": torch.zeros(shape)}, spec, CONTEXT, "client 2")
+    assert link.unpack(blob, spec, "client 2")["mean"].shape == shape
 
 
 def test_equal_bytes_are_checked_once_and_others_anew(monkeypatch):
