@@ -45,6 +45,7 @@ def test_the_same_sites_and_other_images_and_noise_are_answered(claims):
     claims.claim("b", ROUND, ALL)
     claims.claim("c", ROUND, FEWER)  # of images that are in no other run
     claims.claim("d", ROUND, FEWER, noised=True)
+    claims.claim("b", (2, 0, "train"), ALL)
     with pytest.raises(RefusalError):  # the round in which a site dropped out of another run
         claims.claim("b", (1, 0, "train"), ALL)
 
@@ -84,8 +85,10 @@ def test_a_run_has_one_configuration_and_runs_without_noise_are_few(tmp_path):
         claims.begin("d", "another", noised=False, max_runs=2)
     assert refused.value.code is Code.REUSED
     claims.begin("b", "configuration", noised=True, max_runs=1)
+    claims.answer("d", (1, 0, "play"), "message")
     with pytest.raises(RefusalError, match="has answered in 1 runs without noise"):
         claims.begin("c", "configuration", noised=False, max_runs=1)
+    claims.begin("c", "configuration", noised=False, max_runs=2)
 
 
 IMAGES = [f"{number:02d}" for number in range(70)]

@@ -46,7 +46,8 @@ def changed(**values):
         {"overrides": ["x" * 501]},
         {"numbers": {"nut": "1"}}, {"keep": 1}, {"exchange": -1}, {"round": None}, {"more": 1}, {"payload": "x"},
         {"names": ["x"] * 1001}, {"same": 3}, {"kind": "play"}, {"numbers": {"nut": 10**400}},
-        {"question": "images"}, {"question": "Decisions"},
+        {"question": "images"}, {"question": "Decisions"}, {"kind": "run", "question": ""}, {"run": [RUN]},
+        {"round": 1 << 31}, {"sealed": 1},
     ],
 )  # fmt: skip
 def test_requests_of_another_form_are_refused(values):
