@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from helpers.refusals import refusal
 from safetensors.torch import save
 
-from lit_fedad.contracts import Context, Exchange, Exchanges
+from lit_fedad.contracts import SUM, Context, Exchange, Exchanges, TensorSpec, Update
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
@@ -104,6 +105,55 @@ def test_two_clients_that_each_break_the_merge_are_both_found(toy, monkeypatch):
 
     monkeypatch.setattr(federation.server, "aggregate", trips)
     assert list(federation.run()[0].refused) == [1, 3]
+
+
+def test_a_server_that_failed_half_way_is_as_before_when_single_clients_are_tried(toy, monkeypatch):
+    """Otherwise what client 3 has left in it would be laid to client 0, and its work would be lost."""
+    federation = toy(values=FIVE, rounds=1)
+    server = federation.server
+
+    def adding(updates):
+        server.w = server.w + sum(update.message["w"] for update in updates.values()) + 200 * (3 in updates)
+        if server.w > 100:
+            raise ValueError("too large")
+
+    monkeypatch.setattr(server, "aggregate", adding)
+    assert list(federation.run()[0].refused) == [3]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_message_after_which_the_server_cannot_send_costs_its_client_the_round(toy, monkeypatch, own):
+    """Also where it cannot send to client 4 alone, whose message shares a tensor with those of all others."""
+    federation = toy(values=FIVE, rounds=1)
+    server, aggregate, zero = federation.server, federation.server.aggregate, torch.zeros(1)
+
+    def spoilt(updates):
+        aggregate(updates)
+        if 3 in updates:
+            server.w = -server.w if own else server.w * torch.nan
+
+    spec = {"w": TensorSpec((1,)), "own": TensorSpec((1,))}
+    monkeypatch.setattr(server, "aggregate", spoilt)
+    monkeypatch.setattr(federation.client, "broadcast_spec", lambda: spec)
+    monkeypatch.setattr(
+        server, "broadcast", lambda client: {"w": server.w, "own": server.w.sqrt() if client == 4 else zero}
+    )
+    assert list(federation.run()[0].refused) == [3]
+
+
+def test_a_sum_that_the_method_refuses_is_not_merged(toy, monkeypatch):
+    federation = toy(values=FIVE, rounds=1)
+
+    def refuses(client, update):
+        raise UserError(f"{client == SUM}: counts are below zero")
+
+    monkeypatch.setattr(federation.server, "validate", refuses)
+    total, exchanges = {SUM: Update({"w": torch.ones(1)}, 10, tuple(FIVE))}, federation.exchanges
+    with refusal(
+        r"round 1: the sum of the clients' messages cannot be merged.*\(True: counts are below zero"
+    ):
+        federation.receiver.merge(exchanges.rounds[0], total, list(FIVE), exchanges, Context(0, 1))
+    assert federation.server.w == 0
 
 
 def test_a_mistake_in_the_servers_code_is_no_clients_fault(toy, monkeypatch):
