@@ -72,11 +72,19 @@ def as_list(names: Iterable[str]) -> str:
         >>> as_list(["good", "ok, but old"])
         "[good,'ok, but old']"
     """
-    named = (
-        _quoted(name) if "," in name or name != name.strip() or needs_no_quotes(name) else name
-        for name in names
-    )
-    return f"[{','.join(named)}]"
+    return f"[{','.join(map(as_text, names))}]"
+
+
+def as_text(name: str) -> str:
+    r"""Formats a name as a value, to be passed to `as_typed`; quotes what would be read as something else.
+
+    Example:
+        >>> print(as_text("images"), as_text("null"), as_text("${x}"))
+        images 'null' '\${x}'
+    """
+    if "," in name or name != name.strip() or needs_no_quotes(name):
+        return _quoted(re.sub(r"(\\*)\$\{", r"\1\1\\${", name))  # with a backslash, it is no reference
+    return name
 
 
 def advice(override: str) -> str:

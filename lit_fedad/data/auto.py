@@ -12,7 +12,7 @@ from typing import Any
 from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.core.typed_words import as_list, as_typed
+from lit_fedad.core.typed_words import as_list, as_text, as_typed
 from lit_fedad.data.image_files import (
     LeftOut,
     entries,
@@ -67,9 +67,10 @@ class Layout:
     @property
     def command(self) -> str:
         """The words of a command line that read the folder in the same way, such as ``data=folders data.root=...``."""
-        keys = {"root": self.root, **self.settings}
-        lists = {key: as_list(value) for key, value in keys.items() if isinstance(value, list)}
-        words = [f"data={self.data}", *(f"data.{key}={value}" for key, value in {**keys, **lists}.items())]
+        words = [f"data={self.data}"]
+        for key, value in {"root": self.root, **self.settings}.items():
+            text = as_list(value) if isinstance(value, list) else as_text(str(value))
+            words.append(f"data.{key}={text}")
         return " ".join(shell_word(as_typed(word)) for word in words)
 
     def read(self, name: str | None = None) -> ImageSet:

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections import Counter
+from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
@@ -230,6 +231,14 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
     if not layout.parts:  # the command that is printed reads the same images
         again = build(compose(shlex.split(layout.command))["data"])
         assert (again.train, again.test) == (found.train, found.test)
+
+
+@pytest.mark.parametrize("name", ["null", "${x}", "'r'"])
+def test_the_command_reads_a_folder_whose_name_means_something_else(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    mvtec(Path(name) / "nut")
+    command = recognise(Path(name)).command
+    assert compose(shlex.split(command))["data"]["root"] == name
 
 
 @pytest.mark.parametrize(
