@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,11 +112,17 @@ class _BoundedBody(httpx.SyncByteStream):
         cast("httpx.SyncByteStream", self.stream).close()
 
 
+_REFUSED = 407
+"""Status that 401 becomes: at 401 Flower's functions would end this process, as if its operator had ended it."""
+
+
 def _bound(answer: httpx.Response) -> None:
-    """Bounds the body of an answer before it is read, and refuses a compressed one."""
+    """Bounds the body of an answer before it is read, refuses a compressed one, and turns 401 into `_REFUSED`."""
     if "content-encoding" in answer.headers:
         raise httpx.DecodingError("an answer is packed, which nobody asked for", request=answer.request)
     answer.stream = _BoundedBody(answer)
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        answer.status_code = _REFUSED
 
 
 class BoundedClient(FleetHttpClient):
@@ -156,7 +163,7 @@ def answer_requests(address: str, folder: Path, site: Site, note: Callable[[str]
 
     Raises:
         UserError: If the authority's file holds no certificate, or the coordinator refuses the key, or its certificate
-            is not from this authority.
+            is not from this authority, or a clock is wrong at the start or stays wrong later.
     """
     authority = folder / "ca.crt"
     try:
@@ -170,8 +177,8 @@ def answer_requests(address: str, folder: Path, site: Site, note: Callable[[str]
         ) from error
     outage = _Outage(address, note)
     FLOWER_LOGGER.addFilter(outage)
-    while True:
-        private = _activate(address, folder, note)
+    for attempt in count():
+        private = _activate(address, folder, note, again=attempt > 0)
         keys, disconnected = (private, private.public_key()), threading.Event()
 
         def failed(error: threading.ExceptHookArgs, disconnected: threading.Event = disconnected) -> None:
@@ -221,7 +228,7 @@ def _serve(
         except RunNotRunningException:  # Flower does not derive it from Exception
             cause = "the coordinator has ended its run"
         except Exception as error:  # Flower's functions that read answers raise errors of many types
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (403, _REFUSED):
                 return
             # The coordinator sends the request again.
             cause = f"a request was lost: {type(error).__name__}: {first_line(error)}"
@@ -273,10 +280,14 @@ def _payload(tree: ObjectTree, pull: Callable[[str], bytes], max_bytes: int) -> 
         return b""
 
 
-def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.EllipticCurvePrivateKey:
+def _activate(
+    address: str, folder: Path, note: Callable[[str], None], again: bool = False
+) -> ec.EllipticCurvePrivateKey:
     """Signs the site on and off once, and reports why if that fails: Flower's own connection would end the process.
 
-    Tries again while the coordinator does not answer, and for `_PATIENCE_S` if it refuses the site.
+    Tries again while the coordinator does not answer, and for `_PATIENCE_S` if it refuses the site. A clock that is
+    wrong at the start is an error at once. Later (`again`) it may be that of a machine that has slept, which the system
+    sets soon.
 
     Returns:
         The private key with which the site was let in.
@@ -293,7 +304,8 @@ def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.Ell
         except httpx.HTTPStatusError as error:
             flower = FlowerError.from_json(error.response.text)
             cause = f"{flower.code}: {flower.message}" if flower else f"HTTP {error.response.status_code}"
-            if CLOCK in error.response.headers:
+            wrong_clock = CLOCK in error.response.headers
+            if wrong_clock and not (again and time.monotonic() < deadline):
                 raise UserError(
                     f"{address} refuses this site: its clock says {_now()}, the coordinator's"
                     f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
@@ -302,7 +314,9 @@ def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.Ell
             let_in = "2004" in cause
             if error.response.status_code >= 500:  # the open port answers, but the SuperLink does not yet
                 deadline = time.monotonic() + _PATIENCE_S
-            elif time.monotonic() > deadline or not (let_in or error.response.status_code == 403):
+            elif time.monotonic() > deadline or not (
+                let_in or wrong_clock or error.response.status_code == 403
+            ):
                 reason = (
                     "another process is connected with its key; end that one, and begin again"
                     if let_in
@@ -311,14 +325,15 @@ def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.Ell
                 )
                 raise UserError(f"{address} refuses this site ({cause}): {reason}") from None
             state = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
-            cause = f"{state} ({cause})"
+            cause = f"{state} ({'one of the clocks is wrong' if wrong_clock else cause})"
         except (httpx.RequestError, ValueError, DecodeError) as error:
-            if re.search("certificate (is not yet valid|has expired)", str(error)):
+            wrong_time = re.search("certificate (is not yet valid|has expired)", str(error))
+            if wrong_time and not (again and time.monotonic() < deadline):
                 raise UserError(
                     f"{address} has a certificate of another time ({first_line(error)}): this site's clock says"
                     f" {_now()}; set it, or have its operator renew it (lit-fedad federation renew), and begin again"
                 ) from None
-            if "CERTIFICATE" in str(error).upper():
+            if "CERTIFICATE" in str(error).upper() and not wrong_time:
                 raise UserError(
                     f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
                     " operator"
@@ -329,7 +344,7 @@ def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.Ell
                 if unreached
                 else f"does not answer ({type(error).__name__})"
             )
-            deadline = time.monotonic() + _PATIENCE_S
+            deadline = deadline if wrong_time else time.monotonic() + _PATIENCE_S
         if cause != last_cause:
             note(f"{address}: {cause}; trying again")
             last_cause = cause

@@ -18,13 +18,14 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, iterate_object_tree
+from flwr.supercore.retry import http_retry
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import fleet_http_connection
 from google.protobuf.message import DecodeError
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import fleet, proxy
-from lit_fedad.flower.keys import write_site_key
+from lit_fedad.flower.keys import CLOCK, write_site_key
 from lit_fedad.flower.messages import wrapped
 
 
@@ -100,6 +101,38 @@ def test_a_coordinators_answer_is_bounded_and_redirects_are_not_followed(answer)
         with pytest.raises(httpx.HTTPError):
             client.PullMessages(PullMessagesRequest())
     assert asked == ["coordinator"]
+
+
+def test_a_refused_request_does_not_end_the_process(monkeypatch):
+    """At 401, which a wrong clock gets, Flower's functions would interrupt the process."""
+    monkeypatch.setattr(http_retry.os, "kill", lambda *_: pytest.fail("Flower ends the process"))
+    with fleet.BoundedClient("https://coordinator") as client:
+        client._client._transport = httpx.MockTransport(lambda request: httpx.Response(401))
+        with pytest.raises(httpx.HTTPStatusError):
+            http_retry.make_simple_http_retry_invoker().invoke(client.PullMessages, PullMessagesRequest())
+
+
+def test_a_connected_site_waits_until_a_wrong_clock_is_set(monkeypatch, tmp_path):
+    write_site_key(tmp_path)
+    request = httpx.Request("POST", "https://coordinator")
+    late = httpx.Response(407, headers={CLOCK: "2026-01-01T00:00:00"}, request=request)
+    certificate = httpx.ConnectError(f"{FAILED}certificate is not yet valid")
+    answers = [late, certificate, httpx.Response(200, request=request)]
+
+    def sign_on(*_):
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        answer.raise_for_status()
+
+    monkeypatch.setattr(fleet, "_sign_on_and_off", sign_on)
+    monkeypatch.setattr(fleet.time, "sleep", lambda _: None)
+    told = []
+    fleet._activate("coordinator", tmp_path, told.append, again=True)
+    assert told[0] == "coordinator: does not let this site in (one of the clocks is wrong); trying again"
+    assert answers == []
+    answers += [late]
+    with pytest.raises(UserError, match="its clock says .* set the wrong one"):
+        fleet._activate("coordinator", tmp_path, told.append)
 
 
 def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_path):
