@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lit_fedad.core.files import atomic
+
 HELD_S = 20.0
 """Longest time that the open port holds back the answer to a poll; Flower's client waits 30 seconds for one."""
 
@@ -68,8 +70,9 @@ class Signals:
 
     def sign_off(self, key: bytes) -> None:
         """Notes that the site with this public key signs off."""
-        self._ended.mkdir(exist_ok=True)
-        self._file_of(key).touch()
+        # The time since the machine has started, which is the same in all its processes whatever its clock is set to.
+        with atomic(self._file_of(key)) as partial:
+            partial.write_text(str(time.monotonic()))
 
     def sign_on(self, key: bytes) -> None:
         """Notes that the site with this public key is back."""
@@ -78,7 +81,7 @@ class Signals:
     def gone(self, key: bytes) -> bool:
         """Tells whether the site with this public key signed off more than `GRACE_S` ago and is not back."""
         try:
-            return time.time() - self._file_of(key).stat().st_mtime > GRACE_S
+            return time.monotonic() - float(self._file_of(key).read_text()) > GRACE_S
         except FileNotFoundError:
             return False
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import datetime
+import time
 
 import pytest
 
@@ -235,6 +236,17 @@ def test_the_run_knows_that_a_site_has_signed_off_until_it_is_back(port, send, m
     send("/v1/fleet/deactivate-node")
     port.signals.clear()
     assert not port.signals.gone(key)
+
+
+@pytest.mark.parametrize("jump", [-1e7, 1e7])
+def test_a_clock_that_is_set_does_not_change_how_long_a_site_is_waited_for(port, send, monkeypatch, jump):
+    (key,) = port.authenticator.known()
+    send("/v1/fleet/deactivate-node")
+    now = time.time()
+    monkeypatch.setattr(signals.time, "time", lambda: now + jump)
+    assert not port.signals.gone(key)
+    monkeypatch.setattr(signals, "GRACE_S", -1.0)
+    assert port.signals.gone(key)
 
 
 def test_a_site_whose_key_is_removed_meanwhile_gets_no_answer(port, send):
