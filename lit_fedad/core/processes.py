@@ -1,6 +1,10 @@
-"""The start time of processes, which distinguishes a process from a later one with the same number."""
+"""The start of processes and of the machine, which distinguishes a process from a later one with the same number."""
+
+from pathlib import Path
 
 import psutil
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 SAME_S = 0.5
 """Largest difference in seconds between two readings of the same start time: that of the machine is imprecise."""
@@ -25,3 +29,12 @@ def is_same(pid: int, since: float) -> bool:
         psutil.NoSuchProcess: If there is no process of this number.
     """
     return abs(start_time(pid) - since) <= SAME_S
+
+
+def boot_id() -> str:
+    """Identifies the present start of the machine; setting the clock does not change it.
+
+    Returns:
+        The number that Linux draws at each start; an empty text on other systems.
+    """
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

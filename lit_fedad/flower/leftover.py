@@ -15,20 +15,18 @@ import psutil
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.core.plain_values import plain_json
-from lit_fedad.core.processes import is_same, start_time
+from lit_fedad.core.processes import boot_id, is_same, start_time
 
 MARK = "LIT_FEDAD_COORDINATOR"
 """Environment variable that holds the coordinator's folder; all processes that a coordinator starts inherit it."""
 
 _FILE = "superlink.json"
 _GRACE_S = 10  # seconds for a process to end after a signal
-_CLOCK_S = 60.0
-"""Largest difference between two readings of the boot time of one start: it shifts when the clock is set."""
 
 
 def remember(folder: Path, pid: int) -> None:
     """Writes down the first process of a session that was just started, for `end_leftover`."""
-    leader = {"pid": pid, "began": start_time(pid), "booted": psutil.boot_time()}
+    leader = {"pid": pid, "began": start_time(pid), "booted": boot_id()}
     with atomic(folder / _FILE) as partial:
         partial.write_text(json.dumps(leader))
 
@@ -47,13 +45,12 @@ def end_leftover(folder: Path) -> bool:
         return False
     try:
         leader = plain_json(stored_text(path))
-        pid, began_at, booted = int(leader["pid"]), float(leader["began"]), float(leader["booted"])
+        pid, began_at, booted = int(leader["pid"]), float(leader["began"]), leader["booted"]
         if not 0 < pid < 1 << 31:
             raise ValueError("no number of a process")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
-    restarted = abs(psutil.boot_time() - booted) > _CLOCK_S
-    leftover = [] if restarted else _session(pid, began_at, folder)
+    leftover = _session(pid, began_at, folder) if booted == boot_id() else []
     for process in leftover:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()

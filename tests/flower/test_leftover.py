@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.flower import leftover
 from lit_fedad.flower.leftover import MARK, end_leftover, remember
 
 # The parent says its child's number, and waits.
@@ -80,20 +81,26 @@ def test_another_process_of_that_number_is_left_alone(tmp_path, session):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a clock of Linux")
-@pytest.mark.parametrize(("seconds", "ended"), [(1.0, True), (86_400.0, False)])
-def test_a_set_clock_hides_no_session_and_a_restarted_machine_has_none(
-    tmp_path, monkeypatch, session, seconds, ended
-):
-    """Setting the clock shifts the boot time by little, a restart shifts it by much."""
+def test_a_clock_that_is_set_hides_no_session(tmp_path, monkeypatch, session):
+    """Setting the clock shifts the time at which the machine started."""
     process, child = session
     remember(tmp_path, process.pid)
-    booted = psutil.boot_time() + seconds
+    booted = psutil.boot_time() + 86_400.0
     monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted)
-    if not ended:  # since a restart the number is that of a session whose first process has ended
-        process.kill()
-        process.wait()
-    assert end_leftover(tmp_path) is ended
-    assert alive(child) is not ended
+    assert end_leftover(tmp_path)
+    assert not alive(child)
+
+
+@pytest.mark.slow
+def test_after_a_restart_of_the_machine_nothing_is_left(tmp_path, monkeypatch, session):
+    """The number is that of a session whose first process has ended."""
+    process, child = session
+    remember(tmp_path, process.pid)
+    process.kill()
+    process.wait()
+    monkeypatch.setattr(leftover, "boot_id", lambda: "another")
+    assert not end_leftover(tmp_path)
+    assert alive(child)
 
 
 NUMBERS = ["x", 1 << 40, 0]  # the session 0 is that of others
