@@ -15,13 +15,14 @@ from lit_fedad.core.errors import UserError
 
 
 @contextmanager
-def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
+def atomic(path: Path, durable: bool = False, alone: bool = False) -> Iterator[Path]:
     """Lets a block write a temporary file, and renames it to its final path if the block ends without an error.
 
     Args:
         path: The file; missing folders are created.
-        durable: Whether the file is on disk when the block has ended. A durable file must have one writer at a time:
-            the next writer overwrites the temporary file that a killed writer has left.
+        durable: Whether the file is on disk when the block has ended. A durable file is always written `alone`.
+        alone: Whether the file has one writer at a time: the next writer then overwrites the temporary file that a
+            killed writer has left.
 
     Yields:
         The temporary path to write to, in the same folder.
@@ -30,7 +31,7 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
         OSError: If the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = "" if durable else f".{os.getpid()}"
+    writer = "" if durable or alone else f".{os.getpid()}"
     partial = path.with_name(f".{path.name}{writer}.partial")
     partial.unlink(missing_ok=True)  # a folder from somebody else may have a link with this name
     try:

@@ -60,14 +60,28 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
 
 
 @contextmanager
-def unusable_in_one_line(folder: Path) -> Iterator[None]:
-    """Turns what the disk refuses in a block that uses a folder of features into one line.
+def locked(folder: Path) -> Iterator[None]:
+    """Locks a folder of features, which is created if it is missing, against other processes; they wait.
 
     Raises:
-        UserError: If the disk refuses something.
+        UserError: If the disk refuses something, also in the block.
     """
     try:
-        yield
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "lock")
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            _logger.warning("waiting for another process that fills the feature cache %s", folder)
+            lock.acquire()
+        except NotImplementedError:
+            warnings.warn(
+                f"{folder}: its file system has no locks; start no second command on it", stacklevel=4
+            )
+        try:
+            yield
+        finally:
+            lock.release()
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(f"feature cache {folder} cannot be used ({reason}): {_REMEDY}") from error
@@ -161,7 +175,7 @@ class FeatureCache:
                 cannot be written or has too little room.
         """
         paths = dict.fromkeys(sample.path for sample in samples)
-        with self._locked():
+        with locked(self.folder):
             self._digests |= content_hashes(paths, self._hashes)
             path_of = {self._digests[path]: path for path in paths}
             self._check(path_of)
@@ -185,7 +199,7 @@ class FeatureCache:
                         raise UserError(
                             f"features of {path_of[digest]} do not fit half precision: set cache.enabled=false"
                         )
-                    with atomic(self._file(digest)) as partial:
+                    with atomic(self._file(digest), alone=True) as partial:
                         tensors = {f"{number:02}": layer for number, layer in enumerate(features)}
                         save_tensors(tensors, partial, {"crc": str(_checksum(features))})
                     self._shapes[digest] = shapes
@@ -206,22 +220,6 @@ class FeatureCache:
 
     def _file(self, digest: bytes) -> Path:
         return self.folder / digest.hex()[:2] / f"{digest.hex()}.safetensors"
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Locks the folder against other processes; what the disk refuses meanwhile becomes a `UserError`."""
-        with unusable_in_one_line(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / "lock")
-            try:
-                lock.acquire(timeout=1)
-            except Timeout:
-                _logger.warning("waiting for another process that fills the feature cache %s", self.folder)
-                lock.acquire()
-            try:
-                yield
-            finally:
-                lock.release()
 
     def _check(self, digests: Iterable[bytes]) -> None:
         """Reads the existing files of features, each once in a process, and warns of damaged ones."""

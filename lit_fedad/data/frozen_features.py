@@ -15,7 +15,7 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
-from lit_fedad.data.feature_cache import save_tensors, unusable_in_one_line
+from lit_fedad.data.feature_cache import locked, save_tensors
 from lit_fedad.data.labelled import LabelledTargets
 
 _BATCH = 128
@@ -82,7 +82,7 @@ def frozen_features(
     computed = FrozenFeatures(plain, views if turns else None)
     if file is not None:
         entries = {name: entry for name, entry in computed._asdict().items() if entry is not None}
-        with unusable_in_one_line(file.parent), atomic(file) as partial:
+        with locked(file.parent), atomic(file, alone=True) as partial:
             save_tensors(entries, partial)
     return computed
 

@@ -212,6 +212,19 @@ def test_two_processes_fill_at_once(forking, tmp_path, samples):
     assert len(files(cache)) == 7
 
 
+@pytest.mark.slow
+def test_what_a_killed_process_half_wrote_does_not_stay(forking, tmp_path, samples):
+    (tmp_path / "cache").mkdir()
+    paths = [str(sample.path) for sample in samples]
+    killed = forking.call(
+        "helpers.at_once:fill_and_be_killed", [str(tmp_path / "cache"), paths], tmp_path / "log"
+    )
+    assert forking.wait(killed) == 9
+    assert [file.read_bytes() for file in (tmp_path / "cache").rglob("*.partial")] == [b"half"]
+    filled(tmp_path, samples)
+    assert list((tmp_path / "cache").rglob("*.partial")) == []
+
+
 def test_waiting_for_another_process_is_said(tmp_path, samples, caplog):
     cache = filled(tmp_path, samples[:1])
     held = FileLock(cache.folder / "lock", thread_local=False)

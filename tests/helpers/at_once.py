@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import avg_pool2d
 
+from lit_fedad.data import feature_cache
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.textures import textures
@@ -28,6 +29,17 @@ def in_group(program, folder, rank):
 def draw(folder, settings):
     """Draws textures where another process does."""
     textures(folder, **settings)
+
+
+def fill_and_be_killed(folder, samples):
+    """Fills a feature cache, and is killed while it writes a file."""
+
+    def killed(tensors, file, metadata):
+        file.write_bytes(b"half")
+        os._exit(9)
+
+    feature_cache.save_tensors = killed
+    fill(folder, samples, "one", "one")
 
 
 def fill(folder, samples, name, other):
