@@ -15,6 +15,7 @@ from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import rounded_up
+from lit_fedad.metrics.semantic import CALIBRATED_ERRORS
 
 # Files that a detector is made of; figures and predictions are left out, for they show decisions at the earlier rate.
 _COPIED = ("checkpoints", "personal", "partition.json")
@@ -24,7 +25,7 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     """Makes a version that differs from the default one in the rate that its decisions promise.
 
     The default stays what it is. What the new decisions are like on the run's test images is not known before
-    ``lit-fedad evaluate``: the rates of the version before are left out.
+    ``lit-fedad evaluate``: rates and errors by the thresholds of the version before are left out.
 
     Args:
         home: The run's folder, held by the caller.
@@ -49,7 +50,8 @@ def save_rate(home: RunFolder, alpha: float) -> int:
         )
     config = folder.config()
     config["evaluation"]["alpha"] = alpha
-    last = {name: value for name, value in result["last"].items() if name not in RATES}
+    at_rate = (*RATES, *CALIBRATED_ERRORS)
+    last = {name: value for name, value in result["last"].items() if not name.startswith(at_rate)}
     with unwritable_in_one_line(home.path), home.new_version() as (number, version):
         claim(version.path, config)
         for name in _COPIED:

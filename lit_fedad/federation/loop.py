@@ -193,10 +193,12 @@ class Federation:
         """Returns the predictions of the test images after a round, by client; on the first process.
 
         They come from the round's evaluation, which is run now if this command has not run it, as after an
-        interruption.
+        interruption. Its metrics replace those of the report: thresholds may be others now.
         """
         if self._predictions[0] != round:
-            self.evaluate(round)
+            metrics = self.evaluate(round)
+            if metrics is not None and self.history:
+                self.history[-1].metrics = metrics
         return self._predictions[1]
 
     def ask(

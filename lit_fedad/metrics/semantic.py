@@ -72,7 +72,10 @@ def detection_errors(negative: Tensor, positive: Tensor, threshold: int) -> tupl
     return false_error, (anomalies - true_positives).double() / anomalies
 
 
-_ERRORS = ("fe", "me", "fe_calibrated", "me_calibrated")
+CALIBRATED_ERRORS = ("fe_calibrated", "me_calibrated")
+"""Beginnings of the names of errors at a client's own threshold, which follows from the promised rate."""
+
+_ERRORS = ("fe", "me", *CALIBRATED_ERRORS)
 _VALUES = ("auroc", "aupr", *_ERRORS)
 
 

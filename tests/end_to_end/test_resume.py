@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from helpers.strict_json import strict_json
 
+from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.feddymem import FedDyMemClient
@@ -95,6 +97,20 @@ def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab,
     assert after["seconds_per_round"] == before["seconds_per_round"]  # those of the rounds that were played
     assert {path: path.read_bytes() for path in (out / "checkpoints").rglob("*.pt")} == states
     assert lab.train(out, "rounds=1", "evaluation.alpha=0.5") == after
+
+
+@pytest.mark.slow
+def test_errors_by_thresholds_are_those_of_the_promise_by_which_a_run_is_judged_last(
+    lab, small_tasks, tmp_path
+):
+    given = ["method=centralised", *small_tasks["feature_neighbours"], "~partition.clients"]
+    earlier = lab.train(tmp_path / "run", *given, "evaluation.alpha=0.5")["last"]
+    last = lab.train(tmp_path / "run", *given, "evaluation.alpha=0.1")["last"]
+    assert last["me_calibrated"] != earlier["me_calibrated"]
+    assert last == lab.train(tmp_path / "straight", *given, "evaluation.alpha=0.1")["last"]
+    version = update(UpdateOptions(str(tmp_path / "run"), alpha=0.5))
+    names = strict_json(version / "result.json")["last"]
+    assert [name for name in names if "calibrated" in name or "rate" in name] == []
 
 
 @pytest.mark.slow
