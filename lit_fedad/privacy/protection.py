@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from lit_fedad.contracts import Context
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.federation.local_transport import LocalTransport
@@ -35,7 +36,8 @@ def protect(
     """
     method, sampler, clients = federation.method, federation.sampler, federation.clients
     if secure_sum is not None:
-        secure_sum.check(method, federation.channel, federation.receiver.robust, len(clients))
+        sampled = sampler.sample(clients, Context(federation.seed, min(1, federation.rounds)))
+        secure_sum.check(method, federation.channel, federation.receiver.robust, len(clients), len(sampled))
         if isinstance(federation.transport, LocalTransport):
             federation.transport.parties = Parties(federation.fabric, federation.mine)
     if privacy is not None and privacy.epsilon is None:

@@ -68,8 +68,17 @@ class SecureSum:
                 " the clients could give a server two sums"
             )
 
-    def check(self, method: Method, channel: Channel, robust: object | None, clients: int) -> None:
+    def check(
+        self, method: Method, channel: Channel, robust: object | None, clients: int, sampled: int
+    ) -> None:
         """Checks, before anything runs, that all exchanges of a method are sums, and that nothing needs single uploads.
+
+        Args:
+            method: The method.
+            channel: Its channel.
+            robust: Rules for single messages; None for none.
+            clients: Number of clients.
+            sampled: Number of clients of a round; that of all clients where no round is played.
 
         Raises:
             UserError: If an exchange or a setting needs single uploads, or there are too few clients.
@@ -86,6 +95,13 @@ class SecureSum:
             )
         if clients < FEWEST_MEMBERS:
             raise UserError(f"federation.secure_sum needs {FEWEST_MEMBERS} clients, and {clients} take part")
+        if sampled < FEWEST_MEMBERS and any(
+            one.upload_spec(method.client) for one in method.exchanges.rounds
+        ):
+            raise UserError(
+                f"federation.secure_sum needs {FEWEST_MEMBERS} clients in a round, and federation.sampler takes"
+                f" {sampled} of {clients}; give federation.sampler.fraction=1"
+            )
         for exchange in sending(method):
             if not merges_sums(exchange, method.server):
                 raise UserError(

@@ -187,6 +187,10 @@ def test_what_ray_does_not_play_is_refused_before_images_are_read(tmp_path):
         (["partition=products_in_turn", "rounds=2"], "rounds=2, but images come in 5 stages"),
         (["federation.sampler.min_clients=20"], "min_clients=20, but only 2 clients take part"),
         (["federation=secure"], r"federation\.secure_sum needs 3 clients, and 2 take part"),
+        (
+            ["federation=secure", "partition.clients=4", "federation.sampler.fraction=0.5"],
+            r"needs 3 clients in a round, .* takes 2 of 4; give federation\.sampler\.fraction=1$",
+        ),
         (["task.products=[brik]"], r"task\.products: no product 'brik'; the nearest is 'brick'"),
     ],
 )
