@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -116,6 +117,9 @@ _MAX_NAMED = 5  # clients that a message names
 
 
 def _named(failures: Mapping[str, str]) -> str:
-    """Names the first clients that failed, with their causes, and counts the others."""
-    shown = [f"{client}: {cause}" for client, cause in failures.items()][:_MAX_NAMED]
+    """Names the first clients that failed, with their causes, each cause once, and counts the others."""
+    by_cause: dict[str, list[str]] = {}
+    for client, cause in islice(failures.items(), _MAX_NAMED):
+        by_cause.setdefault(cause, []).append(client)
+    shown = [f"{', '.join(clients)}: {cause}" for cause, clients in by_cause.items()]
     return "; ".join(shown) + (f"; and {more} more" if (more := len(failures) - _MAX_NAMED) > 0 else "")

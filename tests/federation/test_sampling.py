@@ -43,7 +43,14 @@ def test_picks_may_be_held_for_several_rounds():
         ClientSampler(resample_every=0)
 
 
-@pytest.mark.parametrize(("failed", "end"), [(5, "client 4: lost"), (7, "client 4: lost; and 2 more")])
+@pytest.mark.parametrize(("failed", "end"), [(5, "client 4: lost 4"), (7, "client 4: lost 4; and 2 more")])
 def test_a_failure_names_five_clients_and_counts_the_others(failed, end):
-    with pytest.raises(UserError, match=f"^round 3, client 0: lost; .*{end}$"):
-        ClientSampler().check_failures({f"client {number}": "lost" for number in range(failed)}, 3)
+    with pytest.raises(UserError, match=f"^round 3, client 0: lost 0; .*{end}$"):
+        ClientSampler().check_failures({f"client {number}": f"lost {number}" for number in range(failed)}, 3)
+
+
+def test_a_cause_that_clients_share_is_told_once():
+    with pytest.raises(UserError, match="^round 3, north, west: too few images; east: lost$"):
+        ClientSampler().check_failures(
+            {"north": "too few images", "east": "lost", "west": "too few images"}, 3
+        )

@@ -84,7 +84,7 @@ class Bare(nn.Conv2d):
 
 
 def test_learning_rates_that_diverge_are_named(feddm):
-    rate = r"client 0: condensation diverged; lower method\.client\.condensation\.learning_rate"
+    rate = r"client 0, client 1: condensation diverged; lower method\.client\.condensation\.learning_rate"
     with pytest.raises(UserError, match=rate):
         feddm(task=make(Bare), client={"condensation": Condensation(4, batch=4, learning_rate=1e30)})
     with pytest.raises(UserError, match=r"server diverged; lower method\.server\.training\.learning_rate"):
