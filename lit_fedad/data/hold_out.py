@@ -51,7 +51,8 @@ def image_groups(
         return [str(number) for number in range(len(samples))]
     paths = [str(sample.path) for sample in samples if isinstance(sample, Sample)]
     if len(paths) < len(samples):
-        raise UserError(f"{key}='{group}': these images are no files; leave it out")
+        advice = "give another partition" if key == "partition.group" else "leave it out"
+        raise UserError(f"{key}='{group}': these images are no files; {advice}")
     names = _search(group, _relative(paths), key)
     if None in names:
         names = _search(group, paths, key)

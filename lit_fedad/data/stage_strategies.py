@@ -220,7 +220,7 @@ class ProductsInTurn:
             if len(by_category[category]) < self.clients:
                 raise UserError(
                     f"partition: {self.clients} clients but {len(by_category[category])} training images of category"
-                    f" '{category}'; lower partition.clients, or leave it out of order"
+                    f" '{category}'; lower partition.clients, or leave it out of partition.order"
                 )
         return order
 

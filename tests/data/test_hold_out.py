@@ -146,6 +146,8 @@ def test_groups_that_are_none_are_refused(group, said, share):
         hold_out(Partition((tuple(range(3)),)), images(3), share, 0, group)
     with pytest.raises(UserError, match="these images are no files; leave it out"):
         image_groups([LabelledImage("cat")], "c")
+    with pytest.raises(UserError, match=r"^partition\.group='c': .* no files; give another partition$"):
+        image_groups([LabelledImage("cat")], "c", "partition.group")
 
 
 def test_an_expression_that_is_searched_for_without_end_is_refused(monkeypatch):
