@@ -234,7 +234,8 @@ def correlate(run: FinishedRun) -> Outcome:
     if not _shares_densities(run.federation):
         raise UserError(
             f"attack=dcor: method {run.result['method']} shares no densities, so nothing it shares can be paired with"
-            " images; attack=inversion and attack=lira measure what it reveals"
+            " images; attack=lira looks at other messages, and attack=inversion at banks, images or a classifier's"
+            " weights"
         )
     if not isinstance(run.data.images, SemanticSet):
         raise UserError(
