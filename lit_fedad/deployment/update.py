@@ -368,10 +368,9 @@ def _report(
     display.note(f"version {version.path.name}, with new images: {by_client}")
     beyond = {(now.client, now.product): now.beyond for now in after}
     for then in before:
-        now = beyond.get((then.client, then.product), "uncalibrated")
         display.note(
             f"beyond the threshold, of {then.images} new images of client {then.client}, product {then.product}:"
-            f" {then.beyond} before, {now} as part of the detector"
+            f" {then.beyond} before, {beyond[then.client, then.product]} as part of the detector"
         )
     rows = [
         {"test images": metric_title(name), "before": f"{then:.3f}", "now": f"{metrics[name]['mean']:.3f}"}
