@@ -64,6 +64,14 @@ def test_what_is_no_key_is_refused(tmp_path, content):
         read_private_key(path)
 
 
+def test_a_key_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "key.pub"
+    parts = (b"ssh-ed25519", b"\1" * 32)
+    text = base64.b64encode(b"".join(len(part).to_bytes(4) + part for part in parts))
+    path.write_bytes(b"ssh-ed25519 " + text)
+    refused(f"{path}: is of no elliptic curve, and no public key", read_public_key, path)
+
+
 @pytest.mark.parametrize("host", ["fl.example.org", "10.1.2.3"])
 def test_certificates_name_the_host_and_this_machine(tmp_path, host):
     write_certificates(tmp_path, host)

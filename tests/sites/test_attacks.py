@@ -124,6 +124,16 @@ def test_the_difference_of_two_runs_is_of_no_single_image(site, folder):
     assert codes == [Code.NONE, Code.SUBSET, Code.NONE]
 
 
+def test_sums_by_product_are_told_apart_also_beside_messages_that_are_not(folder, tmp_path):
+    """The difference of two runs may be of few images of a product, however many others there are."""
+    (own,) = (folder / "north" / "images").iterdir()
+    site, run = quiet_site(settings(folder, "north"), folder=tmp_path), "b" * 16
+    overrides = ["method=federated_bank", *SMALL]
+    reply_of(site, Request("play", run, overrides, 0, products=[own.name, "nut"], round=-1, step=1))
+    begun = [line for line in site.claims.entries() if line["run"] == run and "trained" in line]
+    assert [list(line["trained"]) for line in begun] == [[f"0/{own.name}"]]
+
+
 @pytest.mark.slow
 def test_one_message_is_answered_from_few_states(site):
     """The coordinator has the state of a step written again and again."""
