@@ -11,6 +11,8 @@ import pytest
 from helpers.damage import forge
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.additions import Addition
+from lit_fedad.data.sample import Sample
 from lit_fedad.deployment.new_rate import choose_version, save_threshold
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.ui.command import trial
@@ -93,6 +95,12 @@ def test_a_version_without_its_result_keeps_its_number(run):
     assert update(UpdateOptions(str(run), alpha=0.5)).name == "2"
     assert RunFolder(run).versions() == [0, 2]
     assert (first / "calibration.json").exists()
+
+
+def test_a_version_of_another_rate_keeps_the_images_that_were_added(run):
+    added = [Addition({0: (Sample(Path("new.png"), "weave"),)})]
+    RunFolder(run).save_additions(added)
+    assert RunFolder(update(UpdateOptions(str(run), alpha=0.5))).additions() == added
 
 
 def test_a_version_that_cannot_be_written_is_said_with_its_cause(run, monkeypatch):
