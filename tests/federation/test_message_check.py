@@ -32,6 +32,7 @@ ROWS = Free("rows", 3)
         (class_list(4), torch.tensor([-1, 2]), "values from -1 to 2"),
         (class_list(4), torch.tensor([2, 2]), "a value that occurs twice"),
         (TensorSpec((ROWS, 2)), torch.zeros(4, 2), r"shape \(4, 2\), declared as \(rows <= 3, 2\)"),
+        (TensorSpec((2, 2)), torch.zeros(2), r"shape \(2,\), declared as \(2, 2\)"),
         (TensorSpec((1, 2, 2), definite=True), -torch.eye(2)[None], "not symmetric and positive definite"),
         (
             TensorSpec((2, 2, 2), definite=True),
@@ -126,6 +127,20 @@ def test_two_clients_are_measured_by_the_servers_last_message_too():
 
 def test_a_single_client_without_history_cannot_be_compared():
     assert far(updates(1e6), {}) == {}
+
+
+def test_a_single_client_is_compared_with_the_servers_last_message():
+    assert list(far(updates(1e6), {"w": torch.ones(4)})) == [0]
+    assert far(updates(20.0), {"w": torch.ones(4)}) == {}
+
+
+def test_whole_numbers_and_empty_tensors_are_not_compared():
+    spec = {"steps": TensorSpec((1,), torch.int64), "rows": TensorSpec((Free("rows"),))}
+    sent = {
+        client: Update({"steps": torch.tensor([steps]), "rows": torch.zeros(client)}, 10)
+        for client, steps in enumerate((1, 10**6, 2))
+    }
+    assert outliers(sent, {"steps": torch.tensor([1]), "rows": torch.zeros(0)}, 30, spec) == {}
 
 
 def test_a_client_with_a_thousand_times_the_images_may_count_a_thousand_times_as_much():
