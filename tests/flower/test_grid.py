@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import messages
 from lit_fedad.flower.grid import GridCarrier
-from lit_fedad.flower.messages import unwrapped, wrapped
+from lit_fedad.flower.messages import TooLongError, limited, unwrapped, wrapped
 from lit_fedad.sites.remote import NoReply
 
 KEYS = {0: b"north's key", 1: b"east's key"}
@@ -264,3 +264,12 @@ def test_a_chunk_that_an_array_repeats_counts_each_time(monkeypatch):
     found = carry(grid, most=100_000)
     assert found[0] == NoReply("sent more than 100000 bytes, the most that a reply may have", away=False)
     assert grid.read < 100_000
+
+
+@pytest.mark.parametrize("parts", [(11,), (4, 6, 1)])
+def test_no_part_of_a_message_that_is_too_long_is_passed_on(parts):
+    read = limited(bytes, len, 10)
+    passed = [len(read(part)) for part in parts[:-1]]
+    assert passed == list(parts[:-1])
+    with pytest.raises(TooLongError):
+        read(parts[-1])

@@ -99,7 +99,7 @@ def test_headers_of_any_bytes_are_passed_on(send):
     [
         "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/", "/v1/fleet", "/docs",
         "/v1/fleet/%2e%2e/control/start-run", "/v1/fleet/..%2fcontrol/start-run", "//v1/fleet/x", "/V1/FLEET/x",
-        "/v1/fleet/../control/start-run",
+        "/v1/fleet/../control/start-run", "/v1/fleet/%252e%252e/control/start-run",
     ],
 )  # fmt: skip
 def test_no_other_path_is_forwarded(send, path):
