@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Update, spec_of
-from lit_fedad.federation.aggregation import pool_moments, pool_quantile, weighted_mean
+from lit_fedad.federation.aggregation import mean_scalars, pool_moments, pool_quantile, weighted_mean
 
 
 def updates_of(sizes, seed: int = 0) -> dict[int, Update]:
@@ -111,3 +111,22 @@ def test_pooled_quantile_is_that_of_the_union_up_to_the_spacing():
 def test_one_set_is_its_own_pool():
     sketch = torch.arange(11.0)
     assert pool_quantile([sketch], [1000], 0.5) == 5.0
+
+
+def test_entries_after_a_count_are_averaged_too():
+    sent = {
+        client: {"steps": torch.tensor(5), "w": torch.tensor([value])}
+        for client, value in ((0, 1.0), (1, 3.0))
+    }
+    merged = weighted_mean({client: Update(message, 1) for client, message in sent.items()})
+    assert {name: entry.tolist() for name, entry in merged.items()} == {"steps": 5, "w": [2.0]}
+
+
+def test_a_scalar_that_one_client_reports_is_the_mean_over_that_client():
+    scalars = {0: {"loss": 1.0}, 1: {"loss": 3.0, "norm": 7.0}}
+    assert mean_scalars(scalars, {0: 1, 1: 3}) == {"loss": 2.5, "norm": 7.0}
+
+
+def test_a_sketch_of_more_quantiles_stands_for_no_more_values():
+    few, many = torch.tensor([0.0]), torch.tensor([1.0, 1.0, 1.0])
+    assert pool_quantile([few, many], [1, 1], 0.5) == 0
