@@ -227,9 +227,10 @@ class LeaveOut(Exchange[C, S]):
             scores = None
             try:
                 self.leave_out(client, loader)
-                scores = score(client, loader)
             except UserError:
                 pass
+            else:
+                scores = score(client, loader)
             finally:
                 for name, buffer in kept_buffers.items():
                     setattr(task, name, buffer)
