@@ -36,9 +36,9 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods.parts.evidence import invertible_model, weights_received, weights_sent
+from lit_fedad.methods.parts.evidence import invertible_model, lacks_bank, weights_received, weights_sent
 from lit_fedad.methods.parts.functional import trainable
-from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
+from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised, statistics_spec
 from lit_fedad.tasks.patches import CHANNEL_STATISTICS
 
 Buffers = Literal["mean", "local"]
@@ -171,8 +171,8 @@ class FedAvgClient(Client):
         self.task.load_state_dict(message, strict=False)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares the shared entries and the auxiliary tensors."""
-        return {**self.shared_spec(), **self.auxiliary_spec()}
+        """Declares the shared entries, the auxiliary tensors and the pooled statistics."""
+        return {**self.shared_spec(), **self.auxiliary_spec(), **statistics_spec(self.task)}
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes the task's bank under the weights of the last round, if it is used; at most once a round."""
@@ -251,8 +251,8 @@ class FedAvgServer(Server):
         self.report: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns the weights and the auxiliary tensors, the same to every client."""
-        return {**self.weights, **self.auxiliary}
+        """Returns the weights, the auxiliary tensors and the statistics: all that a client needs to predict."""
+        return {**self.weights, **self.auxiliary, **self.statistics}
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the scalars of the round."""
@@ -378,7 +378,7 @@ def predict_with_weights(server: FedAvgServer, client: Client, update: Update) -
         UserError: If no weights are sent, or prediction requires state that is never sent (a bank, densities).
     """
     task, broadcast = client.task, server.broadcast(client.context.client or 0)
-    if not update.message or (task.prepares and broadcast.keys().isdisjoint(task.local_buffers)):
+    if not update.message or lacks_bank(task, broadcast):
         raise nothing_to_attack(client)
     task.load_state_dict(update.message, strict=False)
 

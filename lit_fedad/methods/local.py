@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchanges, Predictors, Task
+from lit_fedad.contracts import Exchanges, MessageSpec, Predictors, Task
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient
@@ -52,6 +52,10 @@ class LocalClient(FedAvgClient):
     def predictors(self) -> Predictors:
         """A model of its own for each client."""
         return Predictors()
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares an empty message."""
+        return {}
 
     def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Returns an empty list: no entry is shared."""

@@ -82,7 +82,7 @@ class ScaffoldClient(AnchoredClient):
 
     def upload_spec(self) -> MessageSpec:
         """Declares weights and controls: twice the bytes of FedAvg."""
-        return self.broadcast_spec()
+        return {**self.shared_spec(), **self.auxiliary_spec()}
 
 
 class ScaffoldServer(FedAvgServer):

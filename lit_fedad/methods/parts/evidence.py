@@ -27,7 +27,7 @@ from lit_fedad.methods.parts.condensed_images import IMAGES
 from lit_fedad.models.large_images import TiledPyramid
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
-from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.patches import CHANNEL_STATISTICS, PatchTask
 
 # ------------------------------------------------------------------------------------------- banks and moments
 
@@ -182,8 +182,12 @@ def _weights(task: Task) -> set[str]:
 
 def _predicts(task: Task, received: Message, message: Mapping[str, Any]) -> bool:
     """Returns whether an observer can predict with a message: it holds weights, and a bank, if needed, is sent too."""
-    lacks_bank = task.prepares and received.keys().isdisjoint(task.local_buffers)
-    return not lacks_bank and not message.keys().isdisjoint(_weights(task))
+    return not lacks_bank(task, received) and not message.keys().isdisjoint(_weights(task))
+
+
+def lacks_bank(task: Task, received: Message) -> bool:
+    """Returns whether predictions need what clients compute from local images, such as a bank, which is never sent."""
+    return task.prepares and received.keys().isdisjoint({*task.local_buffers} - {*CHANNEL_STATISTICS})
 
 
 def _last_layer(task: Task, received: Message, sent: Message) -> ChangedLayer | None:
