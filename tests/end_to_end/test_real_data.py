@@ -66,6 +66,13 @@ def test_literal_feddymem_collapses_and_says_so(real, capsys):
     assert "the memory is collapsing" in shown.out + shown.err
 
 
+def _false_alarms(figures, anomalies, number):
+    """Return a client's false alarms by its ME and FE, where it finds one of the `number` anomalies."""
+    missed, wrong = (figures[f"{rate}_calibrated_{anomalies}"]["per_client"] for rate in ("me", "fe"))
+    found = {client: round(number * (1 - rate)) for client, rate in missed.items()}
+    return {client: round(n * wrong[client] / (1 - wrong[client])) for client, n in found.items() if n}
+
+
 @pytest.mark.nightly
 @pytest.mark.long
 def test_fadngs_on_cifar(tmp_path):
@@ -91,8 +98,16 @@ def test_fadngs_on_cifar(tmp_path):
     assert all(18 <= number <= 20 for number in kept)  # a fifth, as evenly over classes as images allow
     assert [sum(row) + n for row, n in zip(result["partition"]["counts"], kept, strict=True)] == [100] * 10
     assert all(row[k] > 60 for k, row in enumerate(result["partition"]["counts"]))  # of 89
-    for metric in ("auroc", "auroc_cifar100", "auroc_imagenet", "fe_imagenet", "me_calibrated_cifar100"):
+    for metric in ("auroc", "auroc_cifar100", "auroc_imagenet", "fe_imagenet"):
         assert 0.2 < result["last"][metric]["mean"] < 0.95
+    assert result["last"]["me_calibrated_cifar100"]["mean"] > 0.2
+    # One threshold a client, beside the same normal images, judges both sets of 500 anomalies.
+    cifar100, imagenet = (
+        _false_alarms(result["last"], anomalies, 500) for anomalies in ("cifar100", "imagenet")
+    )
+    both = cifar100.keys() & imagenet.keys()
+    assert both
+    assert {client: cifar100[client] for client in both} == {client: imagenet[client] for client in both}
     # What images share with drawn noise is no more than what they share with the densities.
     assert abs(result["privacy"]["noise_raw_corrected"]) < 0.02
     assert {path.name for path in (tmp_path / "run/figures").iterdir()} >= {
