@@ -13,10 +13,11 @@ from torch import Tensor
 
 from lit_fedad.contracts import Context, Method
 from lit_fedad.contracts.state import state_of
-from lit_fedad.core.building import build
+from lit_fedad.core.building import build, targets
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.identity import identity
+from lit_fedad.core.own_files import code_of
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
@@ -95,7 +96,8 @@ def open_checkpoints(folder: Path, config: Config, model: Model, images: str | N
     They can be resumed only with the same configuration, the same backbone weights and, if `images` (the `data_digest`)
     is given, the same images.
     """
-    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}", images)
+    made_of = f"{identity(config)}-{model.fingerprint[:16]}"
+    return Checkpoints(folder / "checkpoints", made_of, images, code_of(map(str, targets(config))))
 
 
 IN_THE_PLANE = 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -121,12 +122,21 @@ class Checkpoints:
         identity: Hash of the configuration and the backbone weights, which must be equal for a run to be resumed; None
             accepts any checkpoint.
         images: Hash of the images and of their partition, which must be equal too; None accepts any checkpoint.
+        code: Hashes of the files of the user's own packages that the run uses (`code_of`). A checkpoint of other code
+            can be resumed, with a warning: the user may have corrected an error that ended the run. None accepts any.
     """
 
-    def __init__(self, folder: Path, identity: str | None = None, images: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        identity: str | None = None,
+        images: str | None = None,
+        code: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.identity = identity
         self.images = images
+        self.code = code
 
     def latest(self) -> Path | None:
         """Returns the folder of the newest complete checkpoint; None if there is none."""
@@ -167,8 +177,7 @@ class Checkpoints:
         write_state({**state, "history": history}, partial / _SERVER)
         linked = _linked(partial, previous)
         files = {name: linked.get(name) or sha256(partial / name) for name in sorted(_names(partial))}
-        meta = {"round": round, "identity": self.identity, "images": self.images, "files": files}
-        return self._complete(partial, final, meta, linked)
+        return self._complete(partial, final, self._meta(round, files), linked)
 
     def adopt(self, other: Checkpoints) -> tuple[Path, dict[str, Any]]:
         """Takes over the last checkpoint of another run, under this run's configuration and images.
@@ -185,8 +194,11 @@ class Checkpoints:
         partial = self.begin(round)
         for name in files:
             shutil.copyfile(source / name, partial / name)
-        meta = {"round": round, "identity": self.identity, "images": self.images, "files": files}
-        return self._complete(partial, self.folder / _name(round), meta), state
+        return self._complete(partial, self.folder / _name(round), self._meta(round, files)), state
+
+    def _meta(self, round: int, files: Mapping[str, str]) -> dict[str, Any]:
+        kept = {"identity": self.identity, "images": self.images, "code": self.code or {}}
+        return {"round": round, **kept, "files": files}
 
     def _complete(
         self, partial: Path, final: Path, meta: Mapping[str, Any], on_disk: Collection[str] = ()
@@ -225,6 +237,11 @@ class Checkpoints:
                 f"{self.folder.parent}: begun under another configuration or with other backbone weights; {ANEW}"
             )
         self.check_images(path)
+        old, new = meta["code"], self.code
+        if new is not None and (changed := [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]):
+            warnings.warn(
+                f"{self.folder.parent}: {changed[0]} was changed after its last round", stacklevel=2
+            )
         state = read_state(path / _SERVER, meta["files"][_SERVER])
         names = sorted(name for name in meta["files"] if name.startswith("history_"))
         parts = [read_state(path / name, meta["files"][name]) for name in names]
@@ -253,7 +270,7 @@ class Checkpoints:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Reads the ``meta.json`` of a checkpoint: round, identity, images, and SHA-256 by file name.
+    """Reads the ``meta.json`` of a checkpoint: round, identity, images, own code, and SHA-256 by file name.
 
     Raises:
         UserError: If it cannot be read, or the folder does not hold exactly the files that it lists.
@@ -261,8 +278,9 @@ def read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = plain_json(stored_text(path / _META))
         round, files, _, _ = meta["round"], meta["files"], meta["identity"], meta["images"]
+        dicts = isinstance(files, dict) and isinstance(meta.setdefault("code", {}), dict)
         named, present = {_META, *files}, {_META} | _names(path)
-        if _name(round) != path.name or not isinstance(files, dict) or _SERVER not in files:
+        if _name(round) != path.name or not dicts or _SERVER not in files:
             raise ValueError("it is of another checkpoint")
         for name in files.keys() & present:
             check_stored(path / name)

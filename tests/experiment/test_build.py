@@ -12,10 +12,13 @@ import lit_fedad
 from lit_fedad.contracts import Context
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.experiment.build import build_images, build_model, build_public
+from lit_fedad.experiment.federations import open_checkpoints
 from lit_fedad.experiment.local_clients import _check_test_images, build_run, workers
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.report.console import Display
 
 
@@ -264,3 +267,15 @@ def test_images_in_memory_are_normalised_by_their_data_section_alone(arrays):
     """Training would read the data's, later commands the image section's."""
     with pytest.raises(UserError, match="image.mean: .*leave image.mean out"):
         train(compose([*arrays(height=12), "+image.mean=[0.1]"]), quiet=True)
+
+
+def test_a_checkpoint_keeps_the_hashes_of_the_own_code_that_its_run_uses(tmp_path, monkeypatch):
+    (tmp_path / "own_codec.py").write_text("used = True")
+    (tmp_path / "own_unused.py").write_text("used = False")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LIT_FEDAD_PACKAGES", "own_codec,own_unused")
+    config = {"federation": {"channel": {"_target_": "own_codec.Codec"}}}
+    checkpoints = open_checkpoints(tmp_path / "run", config, SimpleNamespace(fingerprint="weights"))
+    checkpoints.begin(1)
+    meta = read_meta(checkpoints.commit(1, {"server": {}, "history": []}))
+    assert meta["code"] == {"own_codec": sha256(tmp_path / "own_codec.py")}

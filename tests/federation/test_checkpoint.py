@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import shutil
+import warnings
 import zipfile
 from collections import Counter
 
@@ -129,6 +130,22 @@ def test_other_images_are_refused(toy, saved):
     federation.checkpoints.images = "others"
     with pytest.raises(UserError, match="begun with other images"):
         federation.run()
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [({"own/a.py": "1"}, None), ({"own/a.py": "2"}, "own/a.py"), ({}, "own/a.py"), (None, None)],
+)
+def test_a_run_of_other_own_code_is_resumed_with_a_warning(tmp_path, now, named):
+    checkpoints = Checkpoints(tmp_path / "run", code={"own/a.py": "1"})
+    checkpoints.begin(1)
+    folder = checkpoints.commit(1, {"server": {}, "history": []})
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert Checkpoints(tmp_path / "run", code=now).load(folder)[0] == 1
+    assert [str(one.message) for one in seen] == (
+        [f"{tmp_path}: {named} was changed after its last round"] if named else []
+    )
 
 
 def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_written(tmp_path):

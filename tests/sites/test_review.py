@@ -9,7 +9,7 @@ from helpers.sites import DEBUG, HERE, with_keys
 
 from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
 from lit_fedad.sites.offer import Offer, Taken
-from lit_fedad.sites.review import MEANINGS, described, review
+from lit_fedad.sites.review import MEANINGS, TERMS, described, review, verdict
 from lit_fedad.sites.settings import Policy, SiteSettings
 
 SMALL = ("features=train", "encoder=convnet", "encoder.channels=8", "task.decoder.channels=8")
@@ -92,6 +92,46 @@ def test_what_no_approval_lets_out_is_called_refused(told):
 def test_kinds_that_a_review_names_are_explained(told, words, kinds):
     explained = {kind for kind in Kind if f"- {kind.words}: {MEANINGS[kind]}." in told(*words)}
     assert explained == kinds
+
+
+@pytest.mark.parametrize(
+    ("words", "terms"),
+    [(SUMS, {"feature", "patch", "covariance", "score", "bin", "label"}), (CLASSIFIED, {"score", "bin"})],
+)
+def test_other_words_are_explained_where_a_review_uses_them(told, words, terms):
+    assert {term for term in TERMS if f"- {term}: {TERMS[term]}." in told(*words)} == terms
+
+
+def test_answers_about_few_test_images_need_an_approval(told):
+    ends = {few: [line for line in told(*SUMS, images=few) if "test images" in line] for few in (1, 1000)}
+    assert [line.endswith("Allowed.") for line in ends[1] if line.startswith("-")] == [True] * 2
+    asked = [line for line in ends[1000] if line.startswith("-")]
+    assert [line.endswith("images are few.") and "NEEDS YOUR APPROVAL: " in line for line in asked] == [
+        True
+    ] * 2
+
+
+SUM, IMAGES = summed("x"), Disclosure(Kind.IMAGES, "x", None)
+
+
+@pytest.mark.parametrize(
+    ("disclosed", "allow", "images", "words"),
+    [
+        (SUM, ("sums",), 5, "Allowed"),
+        (SUM, ("sums",), 4, "NEEDS YOUR APPROVAL: of fewer than 5 images"),
+        (SUM, ("counts",), 5, "NEEDS YOUR APPROVAL"),
+        (IMAGES, ("sums",), 5, "REFUSED, unless policy.allow in site.yaml names images"),
+        (IMAGES, ("images",), 5, "Allowed"),
+    ],
+)
+def test_a_review_says_what_the_policy_does(disclosed, allow, images, words):
+    part = Taken(1, 0, "train", disclosed, 9)
+    assert verdict(Policy(allow=allow, images=5), part, images) == words
+
+
+@pytest.mark.parametrize(("each", "ending"), [("", "9 B."), ("images", "9 B for each of its images.")])
+def test_a_message_without_a_bound_is_said_by_the_size_of_one_thing(each, ending):
+    assert described(Taken(1, 0, "train", SUM, 9, each), 2, 5).endswith(f"has at most {ending}")
 
 
 @pytest.mark.parametrize(
