@@ -197,20 +197,25 @@ def complete_runs(
     Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
     whose result cannot be read, or that another version wrote, is left out, with a warning.
     """
+    alone = [
+        (run, folder)
+        for run in tracked
+        if (folder := run.folder) and not run.parent and "method" in run.tags and "study" not in run.tags
+    ]
     complete = []
-    for run in tracked:
-        if run.folder is None or run.parent or "method" not in run.tags or "study" in run.tags:
-            continue
-        try:
-            folder, result = _result(run, run.folder, fetched, uri)
-        except UserError as error:
-            display.warn(f"{run.name} is left out: {error}")
-            continue
-        except OSError as error:  # the server may say of a folder what no file system takes
-            display.warn(f"{run.name} is left out: its folder cannot be read ({error.strerror})")
-            continue
-        if result is not None:
-            complete.append(CompleteRun(run, folder, result))
+    with display.progress("Results of runs", announced=False) as progress:
+        for number, (run, own_folder) in enumerate(alone):
+            progress(number, len(alone))
+            try:
+                folder, result = _result(run, own_folder, fetched, uri)
+            except UserError as error:
+                display.warn(f"{run.name} is left out: {error}")
+                continue
+            except OSError as error:  # the server may say of a folder what no file system takes
+                display.warn(f"{run.name} is left out: its folder cannot be read ({error.strerror})")
+                continue
+            if result is not None:
+                complete.append(CompleteRun(run, folder, result))
     return complete
 
 

@@ -46,6 +46,37 @@ def test_anything_else_is_refused(override):
         compose_overrides(["method=fedavg", override])
 
 
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_number_without_a_value_is_refused_as_such(number):
+    with pytest.raises(UserError, match=f"^'task.learning_rate={number}' is not taken .*: it is no number$"):
+        compose_overrides(["method=fedavg", f"task.learning_rate={number}"])
+
+
+def test_texts_that_a_setting_lists_are_taken():
+    config = compose_overrides(
+        ["method=deep_svdd", "task.objective=soft-boundary", "backbone.weights=random"]
+    )
+    assert config["task"]["objective"] == "soft-boundary"
+
+
+@pytest.mark.parametrize(
+    ("given", "data"),
+    [
+        ([], {"mean": [0.5] * 3, "std": [0.5] * 3}),
+        (["data.mean=0.25", "data.std=0.125", "image.channels=1"], {"mean": [0.25], "std": [0.125]}),
+    ],
+)
+def test_the_federation_says_how_labelled_images_are_normalised(given, data):
+    assert compose_overrides(["method=fedavg", "task=classifier", *given])["data"] == data
+
+
+def test_half_a_normalisation_is_refused():
+    with pytest.raises(UserError, match="^data.mean: give data.mean and data.std, or neither$"):
+        compose_overrides(["method=fedavg", "data.mean=0.5"])
+    with pytest.raises(UserError, match=r"'data.std=200' is not taken .*: it is no number in \[.*\]$"):
+        compose_overrides(["method=fedavg", "data.mean=0.5", "data.std=200"])
+
+
 def test_a_site_needs_no_library_that_draws_images(monkeypatch):
     monkeypatch.setitem(sys.modules, "lit_fedad.data.textures", None)
     assert compose_overrides(["method=federated_subspace", "debug=seconds"])["data"] is None
@@ -70,6 +101,7 @@ def test_a_coordinator_is_told_of_settings_that_contradict_each_other():
 
 
 def test_more_words_than_any_use_are_refused():
+    check_overrides(["seed=0"] * 200)
     with pytest.raises(UserError, match="201 overrides"):
         check_overrides(["seed=0"] * 201)
 
