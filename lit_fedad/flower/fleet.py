@@ -226,7 +226,7 @@ def _serve(
             last_cause = ""
             continue
         except RunNotRunningException:  # Flower does not derive it from Exception
-            cause = "the coordinator has ended its run"
+            cause = "the coordinator has ended its run, or removed this site's key"
         except Exception as error:  # Flower's functions that read answers raise errors of many types
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (403, _REFUSED):
                 return
@@ -324,7 +324,11 @@ def _activate(
                     " of this site"
                 )
                 raise UserError(f"{address} refuses this site ({cause}): {reason}") from None
-            state = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
+            state = "does not let this site in"
+            if let_in:
+                state = "is not ready, or another process is connected with its key"
+            elif error.response.status_code >= 500:
+                state = "is not ready"
             cause = f"{state} ({'one of the clocks is wrong' if wrong_clock else cause})"
         except (httpx.RequestError, ValueError, DecodeError) as error:
             wrong_time = re.search("certificate (is not yet valid|has expired)", str(error))

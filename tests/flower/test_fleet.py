@@ -103,6 +103,14 @@ def test_a_coordinators_answer_is_bounded_and_redirects_are_not_followed(answer)
     assert asked == ["coordinator"]
 
 
+def refused(status, text):
+    """The answer of a coordinator that does not let a site in."""
+    return httpx.Response(status, text=text, request=httpx.Request("POST", "https://coordinator"))
+
+
+ONLINE = '{"code": 2004, "detail": "Failed to activate SuperNode."}'
+
+
 def test_a_refused_request_does_not_end_the_process(monkeypatch):
     """At 401, which a wrong clock gets, Flower's functions would interrupt the process."""
     monkeypatch.setattr(http_retry.os, "kill", lambda *_: pytest.fail("Flower ends the process"))
@@ -139,20 +147,21 @@ def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_
     """The open port answers before the SuperLink behind it does."""
     write_site_key(tmp_path)
     request = httpx.Request("POST", "https://coordinator")
-    answers = [httpx.Response(status, request=request) for status in (503, 502, 200)]
+    answers = [
+        httpx.Response(503, request=request),
+        refused(401, ONLINE),
+        httpx.Response(200, request=request),
+    ]
     monkeypatch.setattr(fleet, "_sign_on_and_off", lambda *_: answers.pop(0).raise_for_status())
     monkeypatch.setattr(fleet.time, "sleep", lambda _: None)
     told = []
     fleet._activate("coordinator", tmp_path, told.append)
-    assert told == [f"coordinator: is not ready (HTTP {status}); trying again" for status in (503, 502)]
+    online = "another process is connected with its key (2004: Failed to activate SuperNode.)"
+    assert told == [
+        f"coordinator: is not ready{cause}; trying again" for cause in (" (HTTP 503)", f", or {online}")
+    ]
 
 
-def refused(status, text):
-    """The answer of a coordinator that does not let a site in."""
-    return httpx.Response(status, text=text, request=httpx.Request("POST", "https://coordinator"))
-
-
-ONLINE = '{"code": 2004, "detail": "Failed to activate SuperNode."}'
 FAILED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
 
 
