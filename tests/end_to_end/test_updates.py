@@ -11,6 +11,7 @@ from helpers.refusals import refusal
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.partition import Partition
 from lit_fedad.data.textures import textures
 from lit_fedad.deployment import update as module
 from lit_fedad.deployment.export import export
@@ -138,6 +139,7 @@ def test_two_updates_of_a_subspace_are_training_with_all_images_at_once(lab, des
     same(found["moments"], wanted["moments"])
     same(outside(found), outside(wanted))
     assert RunFolder(version).result()["partition"]["sizes"] == [11, 9]
+    assert [len(own) for own in Partition.load(version / "partition.json").clients] == [11, 9]
     counted = RunFolder(version).calibration().clients
     assert [sum(counts.total for counts in counted[client].values()) for client in (0, 1)] == [11, 9]
 
