@@ -126,3 +126,31 @@ def test_a_copy_of_an_image_of_calibration_is_not_new(tmp_path):
     search = _NewImages(options, [0], ImageSet("set", held, ()), partition, None, Display(quiet=True), None)
     with refusal("no new image there; the 1 there are part of the detector already, or copies"):
         search.find()
+
+
+@pytest.mark.parametrize(
+    ("products", "below", "product", "shown"),
+    [
+        (("nut",), "", None, "nut"),
+        (("bolt", "nut"), "nut", None, "nut"),
+        (("bolt", "nut"), "", "bolt", "bolt"),
+        (("bolt", "nut"), "", None, None),
+    ],
+)
+def test_an_image_shows_the_given_product_or_its_folders_or_the_only_one(
+    tmp_path, products, below, product, shown
+):
+    picture(tmp_path / "new" / below / "a.png", 9)
+    held = tuple(Sample(tmp_path / f"{name}.png", name) for name in products)
+    for value, sample in enumerate(held):
+        picture(sample.path, value)
+    options = UpdateOptions("run", str(tmp_path / "new"), client=0, product=product)
+    images = ImageSet("set", held, ())
+    partition = Partition.of_clients([range(len(held))])
+    search = _NewImages(options, [0], images, partition, None, Display(quiet=True), None)
+    if shown is None:
+        with refusal("which product\\? give product=NAME \\(bolt, nut\\), or a folder for each"):
+            search.find()
+    else:
+        (sample,) = search.find().images[0]
+        assert sample.category == shown

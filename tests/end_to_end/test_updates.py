@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import numpy as np
@@ -236,7 +237,10 @@ def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_
     assert {name.split("/")[1] for name in sent[0][1]} == {version.name}
     said = capsys.readouterr().out
     assert f"product {product}: 20 before, " in said
+    assert re.search(r"^I-AUROC +0\.\d{3} +0\.\d{3}$", said, re.MULTILINE)  # before and now
     assert f"lit-fedad update run={run} default={version.name}" in said
+    choose(run, 1)
+    assert capsys.readouterr().out == f"version 1 is the default: {version}\n"
 
 
 @pytest.mark.slow
