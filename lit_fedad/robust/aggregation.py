@@ -53,7 +53,8 @@ def tolerated(share: float, clients: int) -> int:
         >>> [tolerated(0.2, clients) for clients in (1, 2, 3, 5, 10, 100)]
         [0, 0, 1, 1, 2, 20]
     """
-    return min(max(1, int(share * clients)), max(0, clients - 1) // 2)
+    whole = int(share * clients + 1e-9)  # the product may lie just below a whole number
+    return min(max(1, whole), max(0, clients - 1) // 2)
 
 
 MOMENTS = ("count", "mean", "covariance")

@@ -90,6 +90,10 @@ def test_liars_are_always_a_minority(share, clients, liars):
     assert tolerated(share, clients) == liars
 
 
+def test_a_share_that_is_a_whole_number_of_clients_is_that_number():
+    assert tolerated(0.29, 100) == 29  # 0.29 * 100 is 28.999999999999996
+
+
 def test_a_liar_in_a_federation_moves_the_weights_no_farther_than_allowed_and_is_named(toy, tmp_path):
     """Its message passes all checks on receipt: it is not yet out of all measure."""
     values = {client: [1.0 + client] * 2 for client in range(5)}
