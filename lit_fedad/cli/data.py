@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import choices, compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.core.options import split
 from lit_fedad.data.auto import recognise
 from lit_fedad.data.cards import CARDS, Counts
@@ -48,7 +48,7 @@ def init_data(overrides: Sequence[str], display: Display) -> None:
     given = [override.removeprefix("root=") for override in overrides]
     if len(given) != 1 or not given[0]:
         raise UserError("data init takes one folder: data init DIR")
-    folder = Path(given[0]).expanduser()
+    folder = expand_home(given[0])
     layout = recognise(folder)
     images = layout.read()
     # The default partition deals products to clients unevenly, which does not work for one product or few images.

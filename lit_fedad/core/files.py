@@ -112,7 +112,15 @@ def user_cache() -> Path:
     It is ``LIT_FEDAD_CACHE``, or else ``lit_fedad`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
     """
     own, user_cache_home = os.environ.get("LIT_FEDAD_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(own or f"{user_cache_home}/lit_fedad").expanduser()
+    return expand_home(own or f"{user_cache_home}/lit_fedad")
+
+
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Expands ``~`` at the beginning of a path; as in a shell, ``~x`` stays unless there is a user x."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def link(source: Path, target: Path) -> None:

@@ -76,12 +76,14 @@ def as_list(names: Iterable[str]) -> str:
 
 
 def as_text(name: str) -> str:
-    r"""Formats a name as a value, to be passed to `as_typed`; quotes what would be read as something else.
+    r"""Formats the name of a file or folder as a value for `as_typed`; quotes what would be read as something else.
 
     Example:
-        >>> print(as_text("images"), as_text("null"), as_text("${x}"))
-        images 'null' '\${x}'
+        >>> print(as_text("images"), as_text("null"), as_text("${x}"), as_text("???"))
+        images 'null' '\${x}' ./???
     """
+    if name == "???":  # a missing value to OmegaConf, quoted or not
+        return "./???"
     if "," in name or name != name.strip() or needs_no_quotes(name):
         return _quoted(re.sub(r"(\\*)\$\{", r"\1\1\\${", name))  # with a backslash, it is no reference
     return name

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.image_files import LeftOut, folder_name, images_in
 from lit_fedad.data.input_files import inside, read_json, read_table, require_files
 from lit_fedad.data.masks import marked_pixels
@@ -39,7 +40,7 @@ def kolektor_sdd2(
     Raises:
         UserError: A folder or a mask is missing, or a mask cannot be read.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     skipped = LeftOut()
     train, test = _samples(root / "train", skipped), _samples(root / "test", skipped)
     skipped.warn(root)
@@ -108,7 +109,7 @@ def texture_ad(
     Raises:
         UserError: The layout is another one, or `mvtec_mixture` refuses a product.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     folder, numbers = _products(root, material)
     images = mvtec_mixture(folder, choose_products(products, numbers, folder), name or material)
     # In a mixture, a bare number would clash with those of the other materials.
@@ -156,7 +157,7 @@ def visa(
         UserError: The file is missing or of another form, it names a file that is missing or not below ``root``, or an
             anomalous image is for training.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     table = root / split_csv
     rows = _rows(table)
     chosen = choose_products(products, list(dict.fromkeys(row["object"] for row in rows)), table)
@@ -216,7 +217,7 @@ def real_iad(
         UserError: A file is missing or of another form, names a path outside of the set or a file that is not there,
             or an image with a defect is for training.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     folder = root / split
     names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     if not names:
@@ -276,7 +277,7 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
         UserError: ``data.json`` or an image is missing, the file is of another form or names a path outside of the
             set, or an image is listed for training and for testing.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     index = root / "data.json"
     split = read_json(index)
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.core.text import shell_word
 from lit_fedad.core.typed_words import as_list, as_text, as_typed
 from lit_fedad.data.image_files import (
@@ -106,7 +107,7 @@ def auto(root: str | Path, name: str | None = None, train_share: float = 0.8, se
     Raises:
         UserError: No layout is recognised, or its reader refuses the files.
     """
-    layout = recognise(Path(root).expanduser(), train_share, seed)
+    layout = recognise(expand_home(root), train_share, seed)
     warnings.warn(f"data=auto saw {layout.seen}; the same as {layout.command}", stacklevel=2)
     return layout.read(name)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100, STL10, SVHN, ImageFolder, Places365
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes
+from lit_fedad.core.files import expand_home, given_bytes
 from lit_fedad.data.labelled import HALF, LabelledSet, balanced, draw, read_images, resized
 from lit_fedad.data.transform import Fit
 
@@ -68,7 +68,7 @@ def class_set(
         UserError: A file is missing or damaged, or a limit is below 1.
     """
     source = SOURCES[name]
-    classes, train, test = source.read(Path(root).expanduser())
+    classes, train, test = source.read(expand_home(root))
     side = size or source.size
     return LabelledSet(
         name,
@@ -264,7 +264,7 @@ def places365(
     Raises:
         UserError: A file is missing or damaged, an image cannot be read, or a limit is below 0.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     validation = _open(root, "val")
     test = _read(validation, draw(len(validation), test_images, "test_images", seed), size)
     if (root / "data_256_standard").is_dir():

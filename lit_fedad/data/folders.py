@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.image_files import LeftOut, find_images, folder_name, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample, defect_name
@@ -39,7 +40,7 @@ def folders(
         UserError: A folder is missing, holds no image, or is given both for training and for testing; or two images
             share a mask.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     for folder in train_normal:
         if folder in (*test_normal, *test_anomalous):
             raise UserError(f"{root / folder}: is given for training and for testing; use each folder once")

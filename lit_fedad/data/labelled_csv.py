@@ -9,6 +9,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.image_files import folder_name, image_suffixes, images_in
 from lit_fedad.data.input_files import read_table
 from lit_fedad.data.layout_names import LABELS, NORMAL, ONE, ZERO, bare, says_normal
@@ -68,7 +69,7 @@ def labelled_csv(
         UserError: The file, a column, a label or an image is missing, labels differ from normal ones by their case
             alone, or ``train_share`` is out of range.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     table = root / labels
     good = {_without_decimals(str(label)) for label in normal}
     named = good | {_without_decimals(str(label)) for label in anomalous or ()}

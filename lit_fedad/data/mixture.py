@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.subset import limited
 
@@ -28,7 +29,7 @@ def mixture(
     Raises:
         UserError: Two parts hold a product of the same name, or a part cannot be read.
     """
-    sets = {folder: read(Path(root).expanduser() / folder) for folder, read in parts.items()}
+    sets = {folder: read(expand_home(root) / folder) for folder, read in parts.items()}
     holders: dict[str, str] = {}
     for folder, images in sets.items():
         for product in images.categories:

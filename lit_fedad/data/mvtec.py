@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.core.text import shell_word
 from lit_fedad.data.image_files import LeftOut, entries, folder_name, images_in, require_folder
 from lit_fedad.data.layout_names import MASK_NAMES, NORMAL, bare, masked_name
@@ -43,7 +44,7 @@ def mvtec_mixture(
     Raises:
         UserError: A folder, a product, an image or a mask is missing, or a limit is below 1.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     require_folder(root, "the folder that holds the product folders")
 
     skipped = LeftOut()

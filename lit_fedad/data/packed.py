@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.extras import install
-from lit_fedad.core.files import check_regular
+from lit_fedad.core.files import check_regular, expand_home
 from lit_fedad.data.input_files import check_array
 from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.data.pictures import decode_upload, sniff, to_rgb
@@ -69,7 +69,7 @@ def packed(
         UserError: A file or key is missing or damaged, the two parts do not fit together, images are coloured where
             one channel is asked for, classes without names are more than 100,000, or a limit is below 1.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     if train is None:
         if test is None:
             raise UserError(f"{root}: neither train nor test names a file; give at least one")
@@ -136,7 +136,7 @@ def medmnist(
     Raises:
         UserError: The file is missing, damaged or cannot be fetched, or as in `packed`.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     path = root / f"{name}{'' if size == 28 else f'_{size}'}.npz"
     if not path.is_file():
         if not download:

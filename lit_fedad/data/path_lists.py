@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.input_files import require_files, written_rows
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import split_normals
@@ -82,5 +83,5 @@ def list_text(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    writer.writerows([*kind, str(Path(path).expanduser().absolute())] for *kind, path in rows)
+    writer.writerows([*kind, str(expand_home(path).absolute())] for *kind, path in rows)
     return text.getvalue()

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
@@ -45,7 +46,7 @@ def product_folders(
     Raises:
         UserError: A folder, a product, an image or a mask is missing.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     require_folder(root, "the folder that holds the products")
     names = sorted(path.name for path in entries(root) if any((path / form).is_dir() for form in train))
     if not names:

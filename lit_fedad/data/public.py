@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.image_files import folder_name, images_in
 from lit_fedad.data.labelled import HALF, LabelledSet, draw, read_images, resized
 from lit_fedad.data.packed import packed_images
@@ -46,7 +47,7 @@ def image_folder(
         UserError: A folder is missing, holds no image or is given for both parts, an image cannot be read, or a
             limit is below 0.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     if train == test:
         raise UserError(f"{root / test}: is given for training and for testing; use each folder once")
     train_files, test_files = images_in(root / train) if train else [], images_in(root / test)
@@ -111,7 +112,7 @@ def natural(
         if count is None:
             raise UserError("public.count=null takes every image of public.root=..., and none is given")
         return synthetic(count, size, seed)
-    path = Path(root).expanduser() / (file or "")
+    path = expand_home(root) / (file or "")
     if path.suffix == ".npz":
         images = packed_images(path)
         return resized(images[_drawn(len(images), count, seed)], size, size)

@@ -10,6 +10,7 @@ import torch
 
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import expand_home
 from lit_fedad.data.labelled import LabelledSet, draw, resized
 
 
@@ -52,7 +53,7 @@ def semantic(
     Raises:
         UserError: As in `join`, or if a set cannot be read.
     """
-    folder = Path(root).expanduser()
+    folder = expand_home(root)
     normal_set, others = normal(folder), {other: read(folder) for other, read in anomalies.items()}
     return join(normal_set, others, name, test_per_set, contaminants, seed)
 

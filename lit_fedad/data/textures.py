@@ -13,7 +13,7 @@ from scipy import ndimage
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import user_cache
+from lit_fedad.core.files import expand_home, user_cache
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.surfaces import SURFACES, coloured, pixel_centres, smooth_noise
@@ -193,7 +193,7 @@ def textures(
     at_least("data", 2, test_per_product=test_per_product)
     parameters = (_VERSION, size, train_per_product, test_per_product, seed)
     key = sha256(repr(parameters).encode()).hexdigest()[:12]
-    folder = (Path(root).expanduser() if root else user_cache()) / f"textures-{key}"
+    folder = (expand_home(root) if root else user_cache()) / f"textures-{key}"
     samples = _plan(folder, train_per_product, test_per_product)
     if not _complete(samples):
         if root:

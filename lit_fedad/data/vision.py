@@ -18,7 +18,7 @@ from PIL import Image
 from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, user_cache
+from lit_fedad.core.files import atomic, expand_home, user_cache
 from lit_fedad.data.image_files import LeftOut, find_images, folder_name
 from lit_fedad.data.input_files import check_pixels, inside, read_json, require_files
 from lit_fedad.data.layout_names import NORMAL, bare
@@ -238,7 +238,7 @@ def vision(
         UserError: A file is missing or of another form, a set has no normal training image, or the masks cannot be
             written.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     names = sorted(path.parents[1].name for path in root.glob(f"*/train/{_ANNOTATIONS}"))
     if not names:
         raise UserError(f"{root}: no folder <set>/train/{_ANNOTATIONS}; give the folder that holds the sets")
@@ -283,7 +283,7 @@ def _images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
 
 def _mask_folder(given: str | Path | None, product: str, annotations: Path) -> Path:
     """Names the folder of a product's masks; its name changes with the annotations."""
-    folder = Path(given).expanduser() if given else user_cache() / "masks"
+    folder = expand_home(given) if given else user_cache() / "masks"
     key = hashlib.sha256(f"{_VERSION}".encode() + annotations.read_bytes()).hexdigest()[:12]
     return folder / f"{product}-{key}"
 
@@ -339,7 +339,7 @@ def coco(
     Raises:
         UserError: The file is missing or of another form, names a missing image, or has no normal image.
     """
-    root = Path(root).expanduser()
+    root = expand_home(root)
     product = name or folder_name(root)
     normal: dict[Path, Sample] = {}
     anomalous: dict[Path, Sample] = {}

@@ -20,7 +20,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_path
+from lit_fedad.core.files import expand_home, given_path
 from lit_fedad.data.pictures import Picture, caution, to_rgb, warn_once
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.predict import predict_batch
@@ -291,7 +291,7 @@ class LiveDetector:
     def _pixels(self, image: Any) -> Tensor:
         """Reads or converts one image to the input of the model, float32 [C, H, W]."""
         if isinstance(image, str | os.PathLike):
-            return self._opened.transform.image(Path(image).expanduser())
+            return self._opened.transform.image(expand_home(image))
         if isinstance(image, Tensor):
             image = _array(image)
         if isinstance(image, np.ndarray):

@@ -21,7 +21,7 @@ from lit_fedad.core.bounds import pair
 from lit_fedad.core.building import call, locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import user_cache
+from lit_fedad.core.files import expand_home, user_cache
 from lit_fedad.core.identity import TILING
 from lit_fedad.core.sizes import pixel_statistics
 from lit_fedad.data.content import content_hashes
@@ -71,7 +71,7 @@ def frozen_encoder(task: Task) -> FrozenEncoder | None:
 def cache_folder(config: Config) -> Path:
     """Returns the folder of frozen features, which is in the configured cache folder or else in `user_cache`."""
     folder = config["cache"]["folder"]
-    return (Path(folder).expanduser() if folder else user_cache()) / "features"
+    return (expand_home(folder) if folder else user_cache()) / "features"
 
 
 def hashes_file(config: Config) -> Path | None:

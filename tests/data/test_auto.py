@@ -233,12 +233,13 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         assert (again.train, again.test) == (found.train, found.test)
 
 
-@pytest.mark.parametrize("name", ["null", "${x}", "'r'"])
+@pytest.mark.parametrize("name", ["null", "${x}", "'r'", "???", "~nobody"])
 def test_the_command_reads_a_folder_whose_name_means_something_else(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     mvtec(Path(name) / "nut")
-    command = recognise(Path(name)).command
-    assert compose(shlex.split(command))["data"]["root"] == name
+    found = recognise(Path(name))
+    assert Path(compose(shlex.split(found.command))["data"]["root"]) == Path(name)
+    assert found.read().train
 
 
 @pytest.mark.parametrize(
