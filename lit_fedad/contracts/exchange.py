@@ -262,12 +262,15 @@ class Exchanges:
 
         Raises:
             TypeError: If ``setup`` or ``rounds`` is no tuple, or lists a class instead of an object.
+            ValueError: If ``rounds`` is empty.
         """
         for name, listed in (("setup", self.setup), ("rounds", self.rounds)):
             if not isinstance(listed, tuple) or any(isinstance(one, type) for one in listed):
                 raise TypeError(
                     f"Exchanges: {name}={listed!r} must be a tuple of exchanges, such as (Train(),)"
                 )
+        if not self.rounds:
+            raise ValueError("Exchanges: rounds=() has no exchange; leave it out if clients only receive")
 
     @property
     def under_noise(self) -> Exchanges:

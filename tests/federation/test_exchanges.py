@@ -23,6 +23,11 @@ def test_exchanges_are_tuples_of_exchanges(name, listed):
         Exchanges(**{name: listed})
 
 
+def test_rounds_without_an_exchange_are_refused():
+    with pytest.raises(ValueError, match="leave it out if clients only receive"):
+        Exchanges(rounds=())
+
+
 @pytest.mark.parametrize(
     ("part", "name", "arguments"),
     [
