@@ -60,7 +60,8 @@ class Tracking(RunCallback):
             promised = promised_rates(run.decisions[run.alphas[0]])["mean"]
             rates = flat_summaries(run.rates, run.federation.names)
             self._tracker.metrics({**rates, "false_alarm_rate/promised": promised}, run.federation.rounds)
-        run.extras["tracking_run_id"] = self._tracker.run_id
+        # A run of seconds ends before a new database is created.
+        run.extras["tracking_run_id"] = self._tracker.wait_for_id()
         if privacy := run.extras.get("privacy"):
             values = {f"privacy/{name}": value for name, value in privacy.items()}
             self._tracker.metrics(values, run.federation.rounds)

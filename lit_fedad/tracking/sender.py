@@ -95,6 +95,7 @@ class Sender:
 
     def __init__(self, folder: Path, uri: str) -> None:
         self._appended = threading.Event()  # there may be new records
+        self._answered = threading.Event()  # the server has opened the run, or has failed
         self._closing = threading.Event()  # no further record will be appended
         self._abandoned = threading.Event()  # the caller stopped waiting: no file is changed from now on
         self._thread = threading.Thread(target=self._deliver, name="tracking", daemon=True)
@@ -117,6 +118,16 @@ class Sender:
     def wake(self) -> None:
         """Announces that records were appended to the journal."""
         self._appended.set()
+
+    def wait_for_id(self, timeout_s: float) -> str | None:
+        """Waits for the server's first answer; returns the run's id, or None if the server failed or is too slow.
+
+        Args:
+            timeout_s: Longest wait in seconds.
+        """
+        if self.run_id is None:
+            self._answered.wait(timeout_s)
+        return self.run_id
 
     def finish(self, timeout_s: float) -> Delivery:
         """Waits until the thread has delivered all records, or has given up.
@@ -161,6 +172,7 @@ class Sender:
             closing = self._closing.is_set()
             try:
                 run = run or self._open_run()
+                self._answered.set()
                 self._deliver_journal(run)
                 if closing:
                     self._deliver_rejected(run)
@@ -168,6 +180,7 @@ class Sender:
                 failures = 0
                 self._appended.wait()
             except Exception as cause:
+                self._answered.set()
                 failures = failures + 1 if self._delivered == delivered_before else 1
                 self._report(cause, failures)
                 if closing and failures >= _TRIES:

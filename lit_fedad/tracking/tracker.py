@@ -72,6 +72,10 @@ class Tracker:
         """Id of the MLflow run; None until a server has answered."""
         return self._sender.run_id if self._delivery is None else self._delivery.run_id
 
+    def wait_for_id(self) -> str | None:
+        """Returns the id of the MLflow run, for which it waits as long as `close`; None if the server has failed."""
+        return self.run_id if self._delivery is not None else self._sender.wait_for_id(self._patience_s)
+
     def params(self, params: Mapping[str, object]) -> None:
         """Logs the configuration, nested mappings under dotted names; a name keeps its first value."""
         self._log("params", text_values(flatten(params)))

@@ -252,7 +252,7 @@ def test_a_federation_is_tracked_and_reported(tmp_path, monkeypatch):
     result = coordinate(plan, Away(three_sites(tmp_path)), quiet=True)
     assert main(["sync", f"run={tmp_path / 'run'}"]) == 0  # what a slow machine has not sent yet
     (run,) = tracked_runs((), uri)
-    assert result["tracking_run_id"] in (run.run_id, None)
+    assert result["tracking_run_id"] == run.run_id
     assert (run.status, run.experiment) == ("FINISHED", "sites")
     assert run.tags["method"] == "federated_subspace"
     assert run.metrics["site/south/bytes_up"] == result["status"]["south"]["bytes_up"] > 0

@@ -11,6 +11,20 @@ from lit_fedad.tracking.server import RUN_ID, destination
 from lit_fedad.tracking.tracker import Tracker, amend
 
 
+def test_the_id_of_a_run_is_waited_for(tmp_path, client):
+    tracker = Tracker(tmp_path, "id", "run")
+    run_id = tracker.wait_for_id()
+    assert client.get_run(run_id).info.run_name == "run"
+    assert tracker.close(timeout_s=120).run_id == tracker.wait_for_id() == run_id
+
+
+def test_no_id_is_waited_for_that_a_server_refuses(tmp_path, failing_server):
+    tracker = Tracker(tmp_path, "500", "run", uri=failing_server)
+    tracker._patience_s = None  # no limit: it ends by the server's answer
+    assert tracker.wait_for_id() is None
+    tracker.close(timeout_s=0)
+
+
 def test_everything_logged_is_read_back(tmp_path, client, history):
     (tmp_path / "report.html").write_text("<p>done</p>")
     (tmp_path / "figures").mkdir()
