@@ -29,7 +29,9 @@ class Elsa(Representation):
 
     z = h(f(x)) has length 1. After a warm-up by SimCLR the loss is the mean of ``1 / E(x)`` over two views of each
     image, with ``E(x) = log sum_p exp(z . p / tau)`` over prototypes p, spherical k-means centres of normal images. The
-    score is ``-log sum_p exp(z . p)``, without the temperature, as in the released code.
+    score is ``-log mean_p exp(z . p - 1)``: minus the energy without the temperature, as in the released code, plus a
+    constant that makes it 0 where z equals all prototypes. Energies of images differ so little that without it nearly
+    all scores would fall into one bin (`LogBins`), and decisions could not tell images apart.
 
     Views after the warm-up are crops of a fixed share of the area (``finetuning_views``), as in the released code;
     frozen features keep the views of the warm-up, which are computed once. The released code computes prototypes anew
@@ -104,21 +106,22 @@ class Elsa(Representation):
         draw = self.draw if self.warming_up else self.finetuning_draw
         return self.current_loss.views(images, draw)
 
-    def energies(self, features: Tensor, temperature: float) -> Tensor:
-        """Computes ``log sum_p exp(z . p / temperature)`` [B]."""
+    def cosines(self, features: Tensor) -> Tensor:
+        """Computes the cosines ``z . p`` of images and prototypes [B, P]."""
         z = self.project(features)
-        with full_precision(z):  # energies of images differ only in their last digits
-            return (z @ self.prototypes.T / temperature).logsumexp(1)
+        with full_precision(z):  # cosines of images differ only in their last digits
+            return z @ self.prototypes.T
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss of this round."""
         if self.warming_up:
             return self.warmup_loss(self.projection(features).view(*batch["views"].shape[:2], -1), batch)
-        return {"loss": self.energies(features, self.temperature).reciprocal().mean()}
+        energies = (self.cosines(features) / self.temperature).logsumexp(1)
+        return {"loss": energies.reciprocal().mean()}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores images by their energy without the temperature."""
-        return Prediction(image_score=-self.energies(features, 1.0))
+        """Scores images by how far their energy without the temperature lies below its largest value."""
+        return Prediction(image_score=-(self.cosines(features) - 1).exp().mean(1).log())
 
     @torch.no_grad()
     def cluster(self, loader: DataLoader, context: Context) -> KMeansResult:

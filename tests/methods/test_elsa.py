@@ -56,9 +56,9 @@ def test_prototypes_are_of_all_clients_under_the_merged_weights(play, rounds):
     found = played.server.auxiliary[PROTOTYPES].numpy()
     # Prototypes that no image has are copies of others; there are none here, as 5 + 3 = 8.
     np.testing.assert_allclose(sorted(found.tolist()), sorted(expected.tolist()), atol=1e-4)
-    energies = np.log(np.exp(projections([NEW], merged) @ expected.T).sum(1))
+    scores = -np.log(np.exp(projections([NEW], merged) @ expected.T - 1).mean(1))
     for client in data:
-        np.testing.assert_allclose(played.history[-1].metrics[client], -energies, rtol=1e-4)
+        np.testing.assert_allclose(played.history[-1].metrics[client], scores, rtol=1e-4)
 
 
 def test_centres_weigh_as_many_images_as_they_stand_for():

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.core.errors import UserError
+from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import SimCLR
 from lit_fedad.tasks.elsa import Elsa
@@ -48,8 +49,17 @@ def test_loss_and_score_by_hand():
     batch = {"views": z.view(2, 2, 3)}
     loss = (1 / np.log(np.exp(cosines / 0.5).sum(1))).mean()
     assert task.objective(z, batch)["loss"].item() == pytest.approx(loss, rel=1e-5)
-    score = -np.log(np.exp(cosines).sum(1))
+    score = np.log(8) + 1 - np.log(np.exp(cosines).sum(1))
     np.testing.assert_allclose(task.predict(z, batch).image_score.numpy(), score, rtol=1e-5)
+
+
+def test_counts_of_scores_tell_nearly_equal_images_apart():
+    """After training all images lie near all prototypes; decisions know scores only by bin."""
+    task = make(temperature=0.5)
+    near = nn.functional.normalize(unit(1) + 0.03 * unit(40, seed=1), dim=1)
+    task.prototypes, task.projection = near[:8], nn.Identity()
+    counts = ScoreCounts.of(task.predict(near[8:], {}).image_score)
+    assert len(counts.bins) > 20
 
 
 def test_the_warm_up_is_simclr_by_sgd_and_then_adam():
