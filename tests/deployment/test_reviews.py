@@ -13,9 +13,9 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.deployment import reviews
+from lit_fedad.deployment.new_images import NewImages
 from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review
 from lit_fedad.deployment.ui.reading import ScoredFile
-from lit_fedad.deployment.update import UpdateOptions, _NewImages
 from lit_fedad.report.console import Display
 
 
@@ -131,9 +131,17 @@ def test_a_review_of_one_client_s_image_is_none_of_another_s_of_that_name(tmp_pa
     for client in range(2):
         (root / str(client)).mkdir(parents=True)
         Image.new("L", (2, 2), client).save(root / str(client) / "a.png")
-    options = UpdateOptions("run", str(root), product="nut", reviews=str(file), force=True)
-    nothing = ImageSet("set", (), ()), Partition.of_clients([[], []])
-    search = _NewImages(options, [0, 1], *nothing, None, Display(quiet=True), None)
+    search = NewImages(
+        folder=root,
+        product="nut",
+        reviews=str(file),
+        force=True,
+        clients=[0, 1],
+        images=ImageSet("set", (), ()),
+        partition=Partition.of_clients([[], []]),
+        memo=None,
+        display=Display(quiet=True),
+    )
     add_review(file, scored("a.png"), "false alarm", "run")
     with pytest.raises(UserError, match="no new image that .* calls a false alarm"):
         search.find()

@@ -13,7 +13,8 @@ from lit_fedad.data.additions import Addition
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.deployment import live_detector, update
-from lit_fedad.deployment.update import UpdateOptions, _NewImages
+from lit_fedad.deployment.new_images import NewImages
+from lit_fedad.deployment.update import UpdateOptions
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.experiment.finished_run import complete_run, same_model
 from lit_fedad.experiment.run_folder import RunFolder
@@ -122,8 +123,15 @@ def test_a_copy_of_an_image_of_calibration_is_not_new(tmp_path):
         picture(tmp_path / f"{value}.png", value)
     picture(tmp_path / "new" / "copy.png", 20)
     partition = Partition(((0,),), calibration=((1,),))
-    options = UpdateOptions("run", str(tmp_path / "new"), client=0)
-    search = _NewImages(options, [0], ImageSet("set", held, ()), partition, None, Display(quiet=True), None)
+    search = NewImages(
+        folder=tmp_path / "new",
+        client=0,
+        clients=[0],
+        images=ImageSet("set", held, ()),
+        partition=partition,
+        memo=None,
+        display=Display(quiet=True),
+    )
     with refusal("no new image there; the 1 there are part of the detector already, or copies"):
         search.find()
 
