@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.console import Display
+from lit_fedad.report.plain_warnings import plain_warnings
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from lit_fedad.core.errors import UserError, is_out_of_memory
 from lit_fedad.core.extras import extra_of, install, require
 from lit_fedad.core.files import is_disk_full
 from lit_fedad.core.options import bind
-from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.console import Display
+from lit_fedad.report.plain_warnings import plain_warnings
 
 _HELP = {"-h", "--help", "help"}
 

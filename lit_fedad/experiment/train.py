@@ -32,7 +32,8 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import gather, launched, make_fabric
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import KEY_FILE
-from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.console import Display
+from lit_fedad.report.plain_warnings import plain_warnings
 
 _HERE = Participants()
 

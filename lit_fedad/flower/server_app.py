@@ -13,7 +13,8 @@ from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.coordinator import ERROR
 from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.grid import GridCarrier
-from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.console import Display
+from lit_fedad.report.plain_warnings import plain_warnings
 from lit_fedad.sites.coordinator import coordinate
 
 app = ServerApp()

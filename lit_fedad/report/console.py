@@ -1,4 +1,4 @@
-"""Console output of an experiment: progress, one line a round, a closing table.
+"""Prints the output of a command: progress, one line a round, tables, warnings and errors.
 
 Results go to standard output, warnings and errors to standard error. On a terminal there are colours (unless
 NO_COLOR is set) and a live progress bar; in a file or a pipe there is the same text and nothing that moves.
@@ -6,11 +6,8 @@ NO_COLOR is set) and a live progress bar; in a file or a pipe there is the same 
 
 from __future__ import annotations
 
-import logging
-import math
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,7 +26,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact, shell_word
 from lit_fedad.report.closing import closing_rows, constant_predictions, in_words, looking_at_nothing
@@ -43,6 +39,7 @@ from lit_fedad.report.naming import (
     metric_title,
     without_value,
 )
+from lit_fedad.report.round_lines import RoundLines
 
 if TYPE_CHECKING:
     from lit_fedad.report.html import Block, Grid
@@ -50,8 +47,6 @@ if TYPE_CHECKING:
 _LINE_WIDTH = 120  # most columns of a round line
 _LINE_INTERVAL = 15.0  # seconds between two progress lines outside a terminal
 _MAX_MESSAGE = 2000  # characters of a warning or an error
-# Columns that a narrow round line leaves out, the highest number first; all others count 0.
-_LEFT_OUT_FIRST = {"left": 1, "up": 2, "down": 3, "time": 4}
 
 _shown_warnings: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
@@ -78,9 +73,7 @@ class Display:
     def __init__(self, quiet: bool = False) -> None:
         self._out = _Console(quiet=quiet, highlight=False)
         self._err = _Console(stderr=True, highlight=False)
-        # Widest value of each column of the round lines so far: keeps the lines of a run aligned.
-        self._columns: dict[str, int] = {}
-        self._label_width = 0
+        self._round_lines = RoundLines()
 
     @contextmanager
     def progress(self, description: str, announced: bool = True) -> Iterator[Callable[[int, int], None]]:
@@ -149,31 +142,12 @@ class Display:
         Set-up exchanges have numbers up to 0, and are shown by their name. Bytes are those of all clients, times in
         seconds; `loss` and `eta_s`, until the end of the run, are None where they are not known.
         """
-        digits = max(2, len(str(rounds)))
-        label = f"round {round:>{digits}}/{rounds}"
-        if round <= 0:
-            label = f"set-up {name}"
-        self._label_width = max(self._label_width, len(label))
-        label = label.ljust(self._label_width)
-
-        values = {} if loss is None and "loss" not in self._columns else {"loss": _loss(loss)}
-        values |= {metric_title(metric): f"{metric_text(value):>5}" for metric, value in metrics.items()}
+        label = f"round {round:>{max(2, len(str(rounds)))}}/{rounds}" if round > 0 else f"set-up {name}"
+        values = {metric_title(metric): f"{metric_text(value):>5}" for metric, value in metrics.items()}
         values |= {"up": human_bytes(bytes_up), "down": human_bytes(bytes_down)}
         values |= {"time": human_seconds(seconds), "left": "" if eta_s is None else clock(eta_s)}
-        for column, value in values.items():
-            self._columns[column] = max(len(value), self._columns.get(column, 0))
-        cells = self._cells(values)
-
         room = min(_LINE_WIDTH, self._out.width) if self._out.is_terminal else _LINE_WIDTH
-        room -= len(label)
-        shown = set()
-        for column in sorted(cells, key=lambda column: _LEFT_OUT_FIRST.get(column, 0)):
-            cost = len("  ") + len(cells[column])
-            if cost <= room:
-                room -= cost
-                shown.add(column)
-        text = "  ".join(["", *(cell for column, cell in cells.items() if column in shown)]).rstrip()
-        self._print(Text.assemble((label, "bold"), text))
+        self._print(Text.assemble(*self._round_lines.add(label, loss, values, room)))
 
     def closing_table(self, result: Mapping[str, Any]) -> None:
         """Prints up to four metrics of the last round, each with an explanation, and what the detector finds."""
@@ -307,61 +281,6 @@ class Display:
 
         return show
 
-    def _cells(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Returns all columns seen so far, metrics in order of first appearance; those without a value are blank."""
-        metrics = [column for column in self._columns if column not in ("loss", *_LEFT_OUT_FIRST)]
-        cells = {}
-        for column in ("loss", *metrics, "up", "down", "time", "left"):
-            value, width = values.get(column, ""), self._columns.get(column, 0)
-            name = "" if column == "time" else f"{column} "
-            if width:
-                cells[column] = f"{name}{value:>{width}}" if value else " " * (len(name) + width)
-        return cells
-
-
-@contextmanager
-def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
-    """Prints the library's own warnings as one line each, and suppresses those of other libraries.
-
-    Covers `warnings.warn` and `logging`. Of other libraries only logged errors are printed. Of two such blocks, one
-    within the other, the inner one prints. Enter it before Lightning is imported: Lightning adds its own handlers if
-    the root logger has none.
-    """
-    package = Path(lit_fedad.__file__).parent
-
-    def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-        if not ignore and Path(filename).is_relative_to(package):
-            display.warn(str(message))
-
-    handler = _LogLines(display)
-    outer = [other for other in logging.root.handlers if isinstance(other, _LogLines)]
-    disabled = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        for other in outer:
-            logging.root.removeHandler(other)
-        logging.root.addHandler(handler)
-        logging.disable(logging.INFO)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
-            logging.root.removeHandler(handler)
-            for other in outer:
-                logging.root.addHandler(other)
-
-
-class _LogLines(logging.Handler):
-    """Handler that prints the package's log records, and errors of all libraries, on a display."""
-
-    def __init__(self, display: Display) -> None:
-        super().__init__(logging.WARNING)
-        self.display = display
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR or record.name.startswith(f"{lit_fedad.__name__}."):
-            self.display.warn(record.getMessage())
-
 
 def _column_groups(grid: Grid, width: int) -> list[list[int]]:
     """Divides the columns of numbers into parts that, with the columns of text, are at most ``width`` wide."""
@@ -378,11 +297,3 @@ def _column_groups(grid: Grid, width: int) -> list[list[int]]:
 def _clean(message: str) -> str:
     """Writes text from elsewhere as one line, without passwords and without control characters of a terminal."""
     return printable(redact(" ".join(message.splitlines())))
-
-
-def _loss(value: float | None) -> str:
-    """Formats a loss of any size in about six columns, or as a dash where there is none."""
-    if value is None or math.isnan(value):
-        return f"{'-':>6}"
-    plain = value == 0 or 0.001 <= abs(value) < 10
-    return f"{value:6.4f}" if plain else f"{value:6.4g}" if 10 <= abs(value) < 10_000 else f"{value:6.0e}"
