@@ -15,7 +15,6 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.semantic import SemanticSet
-from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.federations import draw_some
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
@@ -24,6 +23,7 @@ from lit_fedad.experiment.figures.embedding import (
 )
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation

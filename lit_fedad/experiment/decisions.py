@@ -23,8 +23,8 @@ from lit_fedad.evaluation.decisions import (
     summarise_rates,
 )
 from lit_fedad.evaluation.predict import Predicted
-from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.metrics.conformal import USUAL_RATE, Alpha, Calibration, needed_images
 from lit_fedad.report.naming import promised_text

@@ -30,7 +30,8 @@ from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_
 from lit_fedad.evaluation.calibration import CalibrationScores, alphas
 from lit_fedad.evaluation.predict import Cases, ImageScorer
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
-from lit_fedad.experiment.build import Data, Model
+from lit_fedad.experiment.build import Model
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData

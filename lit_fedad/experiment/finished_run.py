@@ -27,10 +27,11 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import LastStages
 from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.build import Data, Model, build_data, build_images, build_model, build_partition
+from lit_fedad.experiment.build import Model, build_data, build_images, build_model, build_partition
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.experiment.run_files import MALFORMED, file_named_in_errors, refused_if_malformed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.channel import Channel

@@ -20,7 +20,6 @@ from lit_fedad.data.subset import require_known
 from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.alone import alone, check_alone
 from lit_fedad.experiment.build import (
-    Data,
     Model,
     build_data,
     build_images,
@@ -36,6 +35,7 @@ from lit_fedad.experiment.decisions import judge
 from lit_fedad.experiment.federations import build_evaluator, build_federation, shared_key
 from lit_fedad.experiment.ray_transport import RayTransport, Simulation
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import on_first

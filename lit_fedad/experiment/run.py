@@ -12,7 +12,8 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import alphas
 from lit_fedad.evaluation.predict import Predicted
-from lit_fedad.experiment.build import Data, Model, RunData
+from lit_fedad.experiment.build import Model
+from lit_fedad.experiment.run_data import Data, RunData
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation

@@ -8,8 +8,8 @@ from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.evaluation.decisions import promised_rates
-from lit_fedad.experiment.build import Record, RunData
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Record, RunData
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.closing import closing_rows, in_words

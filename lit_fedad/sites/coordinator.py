@@ -20,11 +20,12 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
-from lit_fedad.experiment.build import Model, Record, build_model
+from lit_fedad.experiment.build import Model, build_model
 from lit_fedad.experiment.decisions import ship
 from lit_fedad.experiment.federations import TestsElsewhere, build_evaluator_of_answers, build_federation
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Record
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train

@@ -18,9 +18,9 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, limit_of, rates_of
 from lit_fedad.evaluation.predict import Predicted
-from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.claim import claim
 from lit_fedad.experiment.finished_run import TrainedClient
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts

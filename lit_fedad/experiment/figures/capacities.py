@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, Subset
 from lit_fedad.contracts import Client, Message
 from lit_fedad.data.datamodule import as_batch
 from lit_fedad.data.semantic import SemanticSet
-from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.federations import draw_some
 from lit_fedad.experiment.figures.embedding import density_scores, embed_images, generator_of, last_exchange
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer

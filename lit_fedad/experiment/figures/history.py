@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
 from lit_fedad.report.naming import METRIC_TITLES, metric_title

@@ -21,11 +21,11 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
 from lit_fedad.evaluation.predict import Predicted
-from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.federations import shown_images
 from lit_fedad.experiment.figures.embedding import density_scores, embed_images, last_exchange, tsne_layout
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Data
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.metrics.conformal import Alpha, Calibration, ScoreCounts
 from lit_fedad.report.decision_figures import ClientScores, calibration_figure, client_scores_figure
