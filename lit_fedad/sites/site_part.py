@@ -310,8 +310,4 @@ def _renamed(images: ImageSet, settings: SiteSettings) -> ImageSet:
         product: f"{settings.name}.{product if settings.policy.names else number}"
         for number, product in enumerate(images.categories, start=1)
     }
-
-    def named(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        return tuple(replace(sample, category=names[sample.category]) for sample in samples)
-
-    return ImageSet(images.name, named(images.train), named(images.test))
+    return images.renamed(names.__getitem__)
