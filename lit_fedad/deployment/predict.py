@@ -156,9 +156,7 @@ def predict(
                 display.warn(f"{scores}: holds {len(rows)} of {len(paths)} images")
             raise
     read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
-    if isinstance(scorer, _Detect):
-        warn_of_product(product, scorer.alike, display)
-    display.note(f"{opened.title}{named_version(opened.result)}: {scorer.summary(rows)}")
+    display.note(f"{opened.title}{named_version(opened.result)}: {scorer.conclude(rows)}")
     drawn = any(row.get("heatmap") for row in rows)
     display.where_next([("scores", str(scores)), *([("heatmaps", str(destination / HEATMAPS))] * drawn)])
     if read < len(rows):
@@ -215,7 +213,7 @@ class _Classify:
                 rows[path] |= {"class": classes[int(label)], "probability": f"{float(probability):.6g}"}
         return list(rows.values())
 
-    def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
+    def conclude(self, rows: Sequence[Mapping[str, str]]) -> str:
         """Counts the images of each class."""
         counts = Counter(row["class"] for row in rows)
         return ", ".join(f"{count} {name}" for name, count in counts.most_common())
@@ -236,8 +234,9 @@ class _Detect:
     columns = COLUMNS
     decision_column = "decision"
 
-    def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
-        """Counts the anomalous images."""
+    def conclude(self, rows: Sequence[Mapping[str, str]]) -> str:
+        """Counts the anomalous images; warns where most images look like another product."""
+        warn_of_product(self.product, self.alike, self.display)
         decisions = [row["decision"] for row in rows]
         read = len(rows) - decisions.count(UNREADABLE)
         return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous ({self.rule})"

@@ -67,9 +67,7 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     task = client.task
     if not any(parameter.requires_grad for parameter in task.parameters()):
         return {}
-    configured = client.optimizer_of_round()
-    if client.optimizer_state is not None:
-        resume_optimizer(configured, client.optimizer_state)
+    configured = begun_optimizer(client)
     module, optimizer = fabric.setup(client, configured, move_to_device=False)
     module.mark_forward_method("training_step")
     totals: dict[str, float] = {}
@@ -107,6 +105,14 @@ def _check_step(client: Client, outputs: Any) -> None:
             f"training_step of {type(client).__name__} and {type(client.task).__name__}: give a dictionary of scalars"
             " with 'loss', a tensor"
         )
+
+
+def begun_optimizer(client: Client) -> torch.optim.Optimizer:
+    """Builds the optimiser of a client's round, which goes on from the state that the client has kept, if any."""
+    optimizer = client.optimizer_of_round()
+    if client.optimizer_state is not None:
+        resume_optimizer(optimizer, client.optimizer_state)
+    return optimizer
 
 
 def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.core.extras import require
-from lit_fedad.federation.client_runner import Train, resume_optimizer
+from lit_fedad.federation.client_runner import Train, begun_optimizer
 from lit_fedad.privacy.image_privacy import Course, terms
 from lit_fedad.privacy.noised_sums import secret_generator
 from lit_fedad.privacy.secure_aggregation import sending
@@ -102,9 +102,7 @@ def fit_privately(
             drawn = torch.from_numpy(deviation * noise.standard_normal(tuple(parameter.shape)))
             parameter.grad = (parameter.grad.cpu() + drawn).to(parameter.grad)
 
-    configured = client.optimizer_of_round()
-    if client.optimizer_state is not None:
-        resume_optimizer(configured, client.optimizer_state)
+    configured = begun_optimizer(client)
     task.train()
     # The seed of views and dropout is secret too: one image more or less changes those of all images in its step.
     views = _generator(key, client.context, "views").integers(1 << 63)
