@@ -29,7 +29,7 @@ _library: torch.library.Library | None = None
 
 
 def _operators_load() -> bool:
-    """Whether torchvision's own operator library can be loaded by this torch."""
+    """Tells whether torchvision's own operator library can be loaded by this torch."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         return True  # no torchvision: its own import error says so better than we could

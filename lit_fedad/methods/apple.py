@@ -15,8 +15,8 @@ from lit_fedad.contracts.evidence import Invertible, SentWeights
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.bounds import at_least, below_one
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer, with_exchanges
-from lit_fedad.methods.parts.evidence import invertible_model
 from lit_fedad.methods.parts.functional import trainable, with_weights
+from lit_fedad.methods.parts.weight_evidence import invertible_model
 
 CLIENTS, SHARES = "clients", "shares"
 

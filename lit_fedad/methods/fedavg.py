@@ -36,9 +36,14 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods.parts.evidence import invertible_model, lacks_bank, weights_received, weights_sent
 from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised, statistics_spec
+from lit_fedad.methods.parts.weight_evidence import (
+    invertible_model,
+    lacks_bank,
+    weights_received,
+    weights_sent,
+)
 from lit_fedad.tasks.patches import CHANNEL_STATISTICS
 
 Buffers = Literal["mean", "local"]

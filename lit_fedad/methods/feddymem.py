@@ -34,7 +34,12 @@ from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.message_check import TINY
 from lit_fedad.federation.receiver import FAR
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii
-from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_memory, predict_with_bank
+from lit_fedad.methods.parts.bank_evidence import (
+    bank_received,
+    bank_sent,
+    invertible_memory,
+    predict_with_bank,
+)
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments
 from lit_fedad.methods.parts.pooled_statistics import (
     PooledThreshold,

@@ -21,7 +21,7 @@ from lit_fedad.contracts import Evidence, Exchanges, Message, MessageSpec, Tenso
 from lit_fedad.contracts.disclosure import Disclosures, summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.memory.moments import MomentSets, upper_triangle
-from lit_fedad.methods.parts.evidence import moments_sent
+from lit_fedad.methods.parts.bank_evidence import moments_sent
 from lit_fedad.methods.parts.noised_subspace import (
     CONSTANT,
     NOISED_FRAME,

@@ -32,7 +32,7 @@ from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.coreset import greedy_k_center
-from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
+from lit_fedad.methods.parts.bank_evidence import bank_received, bank_sent, invertible_bank
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 

@@ -21,7 +21,7 @@ from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
 from lit_fedad.memory.moments import Moments
 from lit_fedad.methods.parts import pooled_moments
-from lit_fedad.methods.parts.evidence import moments_sent, subspace_received
+from lit_fedad.methods.parts.bank_evidence import moments_sent, subspace_received
 from lit_fedad.methods.parts.feature_sums import ClusterSums
 from lit_fedad.methods.parts.noised_subspace import NOISED_SUBSPACE
 from lit_fedad.methods.parts.pooled_moments import (

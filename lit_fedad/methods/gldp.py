@@ -38,7 +38,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.memory.prototypes import Prototypes, class_means
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgServer, with_exchanges
 from lit_fedad.methods.fedrep import FedRepClient
-from lit_fedad.methods.parts.evidence import weights_sent
+from lit_fedad.methods.parts.weight_evidence import weights_sent
 from lit_fedad.tasks.classifier import Classifier
 
 VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"

@@ -173,7 +173,7 @@ class DeepSVDD(Bottleneck):
 
     @property
     def images_behind(self) -> int | None:
-        """One with a radius: it is shared with the weights, and is the distance of one image, or lies between two."""
+        """One if there is a radius, which is shared: it is the distance of one image, or lies between those of two."""
         return 1 if self.soft else None
 
     def distances(self, features: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
-from lit_fedad.methods.parts.evidence import invertible_bank
+from lit_fedad.methods.parts.bank_evidence import invertible_bank
 from lit_fedad.models.large_images import TiledPyramid
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")

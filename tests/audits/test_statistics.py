@@ -16,7 +16,8 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.evidence import ChangedLayer
 from lit_fedad.memory.moments import Moments
 from lit_fedad.methods.apple import AppleClient, AppleServer
-from lit_fedad.methods.parts.evidence import own_vectors, weights_sent
+from lit_fedad.methods.parts.bank_evidence import own_vectors
+from lit_fedad.methods.parts.weight_evidence import weights_sent
 from lit_fedad.tasks.classifier import Classifier
 
 

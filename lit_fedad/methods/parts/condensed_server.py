@@ -15,8 +15,8 @@ from lit_fedad.contracts.evidence import SharedModel, Shown
 from lit_fedad.contracts.state import detached
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes
-from lit_fedad.methods.parts.evidence import invertible_model, weights_received
 from lit_fedad.methods.parts.functional import apply_in_chunks
+from lit_fedad.methods.parts.weight_evidence import invertible_model, weights_received
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 

@@ -27,18 +27,16 @@ from lit_fedad.methods.fedvck import FedVCKClient
 from lit_fedad.methods.fedvck_sums import FedVCKSumsClient
 from lit_fedad.methods.gldp import GLDPClient
 from lit_fedad.methods.gldp import exchanges as gldp_exchanges
-from lit_fedad.methods.parts.condensed_images import IMAGES
-from lit_fedad.methods.parts.evidence import (
+from lit_fedad.methods.parts.bank_evidence import (
     bank_received,
     bank_sent,
     invertible_memory,
-    invertible_model,
     moments_sent,
     predict_with_bank,
     subspace_received,
-    weights_received,
-    weights_sent,
 )
+from lit_fedad.methods.parts.condensed_images import IMAGES
+from lit_fedad.methods.parts.weight_evidence import invertible_model, weights_received, weights_sent
 from lit_fedad.methods.prototype_statistics import PrototypeStatisticsClient
 from lit_fedad.methods.prototype_statistics import exchanges as statistics_exchanges
 from lit_fedad.tasks.classifier import Classifier
