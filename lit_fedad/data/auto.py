@@ -1,102 +1,39 @@
-"""``data=auto``: recognises how the images of a folder are laid out, and says which command it stands for."""
+"""Recognises how the images of a folder are laid out, for ``data=auto``."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import expand_home
-from lit_fedad.core.text import shell_word
-from lit_fedad.core.typed_words import as_list, as_text, as_typed
+from lit_fedad.core.typed_words import as_list
 from lit_fedad.data.image_files import (
     LeftOut,
     entries,
     find_images,
-    folder_name,
     image_suffixes,
     images_in,
     require_folder,
 )
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import file_names, label_column, matches
+from lit_fedad.data.layout import Layout
 from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare, masked_name
 from lit_fedad.data.marker_files import TABLES, published_set, refuse_foreign, refuse_tables, refuse_texts
-from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.sample import ImageSet
 
 _Rows = list[dict[str, str]]
 _NEGATIONS = frozenset({"no", "not", "non"})
 _NO_NORMAL_TEST = "no normal test images, so a share is kept"
-_READERS = {
-    "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
-    "folders": "lit_fedad.data.folders.folders",
-    "labelled_csv": "lit_fedad.data.labelled_csv.labelled_csv",
-    "coco": "lit_fedad.data.vision.coco",
-    "vision": "lit_fedad.data.vision.vision",
-    **{
-        name: f"lit_fedad.data.anomaly_sets.{name}"
-        for name in ("visa", "kolektor_sdd2", "real_iad", "medianomaly")
-    },
-}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the images of a folder are laid out.
-
-    Attributes:
-        seen: What was seen, in one line.
-        data: The data configuration that reads it; ``auto`` for several products, each of a layout of its own.
-        root: The folder.
-        settings: Other keys of this data configuration.
-        parts: Layout of each product by the name of its folder; empty unless ``data`` is ``auto``.
-    """
-
-    seen: str
-    data: str
-    root: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    parts: Mapping[str, Layout] = field(default_factory=dict)
-
-    @property
-    def command(self) -> str:
-        """The words of a command line that read the folder in the same way, such as ``data=folders data.root=...``."""
-        words = [f"data={self.data}"]
-        for key, value in {"root": self.root, **self.settings}.items():
-            text = as_list(value) if isinstance(value, list) else as_text(str(value))
-            words.append(f"data.{key}={text}")
-        return " ".join(shell_word(as_typed(word)) for word in words)
-
-    def read(self, name: str | None = None) -> ImageSet:
-        """Reads the images."""
-        named = {} if name is None else {"name": name}
-        if self.parts:
-            readers = {product: _product_reader(part) for product, part in self.parts.items()}
-            return mixture(self.root, readers, name or folder_name(self.root))
-        images: ImageSet = build(
-            {"_target_": _READERS[self.data], "root": str(self.root), **self.settings, **named}
-        )
-        return images
-
-
-def _product_reader(layout: Layout) -> Any:
-    def read(folder: Path) -> ImageSet:
-        images = layout.read()
-        single = len(images.categories) == 1
-        return replace(images.renamed(lambda _: folder.name), name=folder.name) if single else images
-
-    return read
 
 
 def auto(root: str | Path, name: str | None = None, train_share: float = 0.8, seed: int = 0) -> ImageSet:
-    """Reads a folder of images whose layout it recognises, and warns of what it took it for.
+    """Reads a folder of images whose layout it recognises; a warning says which layout it saw.
 
     Args:
         root: The folder.
