@@ -152,10 +152,16 @@ def test_an_image_shows_the_given_product_or_its_folders_or_the_only_one(
     held = tuple(Sample(tmp_path / f"{name}.png", name) for name in products)
     for value, sample in enumerate(held):
         picture(sample.path, value)
-    options = UpdateOptions("run", str(tmp_path / "new"), client=0, product=product)
-    images = ImageSet("set", held, ())
-    partition = Partition.of_clients([range(len(held))])
-    search = _NewImages(options, [0], images, partition, None, Display(quiet=True), None)
+    search = NewImages(
+        folder=tmp_path / "new",
+        client=0,
+        product=product,
+        clients=[0],
+        images=ImageSet("set", held, ()),
+        partition=Partition.of_clients([range(len(held))]),
+        memo=None,
+        display=Display(quiet=True),
+    )
     if shown is None:
         with refusal("which product\\? give product=NAME \\(bolt, nut\\), or a folder for each"):
             search.find()
