@@ -233,7 +233,7 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         assert (again.train, again.test) == (found.train, found.test)
 
 
-@pytest.mark.parametrize("name", ["null", "${x}", "'r'", "???", "~nobody"])
+@pytest.mark.parametrize("name", ["null", "${x}", "'r'", "???", "~no-such-user"])
 def test_the_command_reads_a_folder_whose_name_means_something_else(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     mvtec(Path(name) / "nut")
