@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 from lit_fedad.data.masks import mask_lines
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import Sample
@@ -107,7 +107,7 @@ class BatchDataset(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch of the items at these positions."""
-        raise NotImplementedError
+        raise not_there(self, "__getitems__")
 
     def __getitem__(self, index: int) -> Batch:
         """Returns one item, without the batch dimension."""

@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec
 from lit_fedad.contracts.disclosure import Discloses, Disclosures
+from lit_fedad.core.errors import not_there
 from lit_fedad.federation.round_report import RoundReport
 
 T = TypeVar("T")
@@ -37,15 +38,15 @@ class ClientQuery(Discloses, Generic[T]):
 
     def __call__(self, client: Client, number: int) -> T:
         """Computes the answer of the client with this number, from the live client."""
-        raise NotImplementedError
+        raise not_there(self, "__call__")
 
     def pack(self, answer: T) -> Message:
         """Returns an answer as a message."""
-        raise NotImplementedError
+        raise not_there(self, "pack")
 
     def spec(self) -> MessageSpec:
         """Declares the form of the message."""
-        raise NotImplementedError
+        raise not_there(self, "spec")
 
     def unpack(self, message: Message) -> T:
         """Builds an answer from a message of the declared form.
@@ -53,7 +54,7 @@ class ClientQuery(Discloses, Generic[T]):
         Raises:
             UserError: If the message holds values that no answer can have.
         """
-        raise NotImplementedError
+        raise not_there(self, "unpack")
 
 
 class LocalQuery(ClientQuery[T]):
@@ -163,7 +164,7 @@ class Evaluator(ClientQuery[Any]):
 
     def score(self, client: Client, number: int) -> Any:
         """Computes the metric state of one client, from which `summarise` computes metrics."""
-        raise NotImplementedError
+        raise not_there(self, "score")
 
     def predicted(self, answer: Any) -> Any:
         """Returns the predictions of the test images that a value of `score` includes; None if it includes none."""
@@ -187,4 +188,4 @@ class Evaluator(ClientQuery[Any]):
 
     def summarise(self, states: dict[int, Any]) -> dict[str, Any]:
         """Computes the metrics by name from the metric states of all clients."""
-        raise NotImplementedError
+        raise not_there(self, "summarise")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.core.bounds import at_least
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 from lit_fedad.memory.kmeans import add_by_slot, kmeans
 from lit_fedad.memory.knn import nearest, neighbour_distances, working_dtype
 
@@ -103,7 +103,7 @@ class MemoryReduce(ABC):
         Raises:
             NotImplementedError: If memories do not add up.
         """
-        raise NotImplementedError
+        raise not_there(self, "remember")
 
 
 class PositionReduce(MemoryReduce):

@@ -20,7 +20,7 @@ from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Task, TensorSpec, Update, class_list
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, counted
 from lit_fedad.core.bounds import at_least, within
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import with_exchanges
 from lit_fedad.methods.parts.condensed_images import (
@@ -190,7 +190,7 @@ class ImageCondenser(CondensedClient):
 
     def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the loss between the real images of each class and its ``counts`` synthetic ones."""
-        raise NotImplementedError
+        raise not_there(self, "class_distance")
 
 
 class FedDMClient(ImageCondenser):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 
 
 def _wrapped(method: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ class MergeableMetric(Metric):
 
     def compute_local(self) -> dict[str, Tensor]:
         """Computes values by name, float64 scalars, from the samples of this process alone, such as one client's."""
-        raise NotImplementedError
+        raise not_there(self, "compute_local")
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Adds the state of another metric, or its `metric_state`, to this one.

@@ -23,6 +23,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import stored_bytes, write_secret
 from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.privacy.ledger import ROUNDING
 from lit_fedad.privacy.noised_sums import Noise, noised
 from lit_fedad.privacy.secure_aggregation import SecureSum, sending
 
@@ -179,7 +180,7 @@ class Plan:
         """
         budget, needed = self.settings.epsilon, self.epsilon(releases)
         assert budget is not None
-        if needed > budget * (1 + 1e-6):
+        if needed > budget * ROUNDING:
             raise UserError(
                 f"federation.privacy: {what} needs epsilon {needed:.4g} for {releases} noised sums, and the budget is"
                 f" {budget:g}; give more noise, fewer rounds or a larger epsilon"

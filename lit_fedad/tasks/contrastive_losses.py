@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from lit_fedad.contracts.compute import full_precision
 from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import not_there
 from lit_fedad.models.contrastive_views import kept_turns, rotations
 
 Draw = Callable[[Tensor], Tensor]
@@ -53,7 +54,7 @@ class RepresentationLoss(nn.Module):
         Returns:
             ``loss``, and other scalars to track.
         """
-        raise NotImplementedError
+        raise not_there(self, "forward")
 
 
 def similarities(projections: Tensor, temperature: float, anchors: int | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.core.bounds import above, at_least, within
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 from lit_fedad.core.extras import require
 from lit_fedad.memory.knn import nearest, squared_distances
 from lit_fedad.models.encoders import FrozenEncoder
@@ -43,7 +43,7 @@ class FrozenDetector(Task):
 
     def fit(self, features: Tensor) -> None:
         """Fits the buffers to local features [n, C], on the CPU."""
-        raise NotImplementedError
+        raise not_there(self, "fit")
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes features [B, C], of length 1 where the encoder scales them."""

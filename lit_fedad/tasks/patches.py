@@ -14,7 +14,7 @@ from lit_fedad.contracts import Context, StandardisedTask
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.bounds import at_least, pair, within
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 from lit_fedad.memory.moments import Moments, Tally, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.large_images import Backbone, at_scales
@@ -213,7 +213,7 @@ class PatchTask(StandardisedTask):
 
     def moments(self, loader: DataLoader) -> list[Moments]:
         """Computes the moments of local features that standardisation and subspace depend on."""
-        raise NotImplementedError
+        raise not_there(self, "moments")
 
     @torch.no_grad()
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Client, Evidence, Message, Update
 from lit_fedad.contracts.evidence import SharedModel, Shown
 from lit_fedad.contracts.state import detached
+from lit_fedad.core.errors import not_there
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes
 from lit_fedad.methods.parts.functional import apply_in_chunks
@@ -102,7 +103,7 @@ class CondensedServer(FedAvgServer):
 
     def knowledge_of(self, message: Message) -> Knowledge | None:
         """Returns the condensed images that an observer gets from one upload; None for none."""
-        raise NotImplementedError
+        raise not_there(self, "knowledge_of")
 
     def trained_on(self, message: Message) -> Message:
         """Trains the current weights on the images of one upload alone, and returns them."""

@@ -24,7 +24,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, summed
 from lit_fedad.core.bounds import above, at_least, within
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.pooled_statistics import check_count
@@ -135,7 +135,7 @@ class MomentsClient(Client):
             moments: Moments by set, from which these images have been subtracted already.
             loader: The images to leave out.
         """
-        raise NotImplementedError
+        raise not_there(self, "refit")
 
 
 class MomentsServer(Server):
@@ -164,7 +164,7 @@ class MomentsServer(Server):
 
     def learn(self) -> None:
         """Computes the model from the moments, after they have changed."""
-        raise NotImplementedError
+        raise not_there(self, "learn")
 
     def moment_sets(self) -> MomentSets:
         """Returns the moments by set."""
