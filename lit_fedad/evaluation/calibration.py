@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from itertools import chain
 
@@ -30,6 +31,9 @@ HELD_OUT = 0.2
 
 LEAST = 9
 """Images that a client with a model of its own holds out at least, up to half of its images: a rate of 0.1 needs 9."""
+
+_FEW_BINS = 20
+"""Number of bins below which a warning is given, if there are ten times as many scores."""
 
 
 def alphas(config: Config) -> list[Alpha]:
@@ -222,6 +226,18 @@ class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
 
 
 def calibrate(federation: QueriedFederation, round: int, query: CalibrationQuery) -> Calibration:
-    """Asks all clients for their calibration scores after a round; empty on all processes but the first."""
+    """Asks all clients for their calibration scores after a round; empty on all processes but the first.
+
+    Warns where the scores differ by less than the width of a bin: then no threshold tells images apart.
+    """
     score_counts = federation.ask(round, query, sums=federation.exchanges.leave_out is not None)
+    every = ScoreCounts.union(
+        counts for by_product in score_counts.values() for counts in by_product.values()
+    )
+    if len(every.bins) < min(_FEW_BINS, every.total / 10):
+        warnings.warn(
+            f"{every.total} calibration scores fall into {len(every.bins)} bins, each a thousandth of a score wide, and"
+            " decisions cannot tell them apart; let the task subtract from its scores what all have in common",
+            stacklevel=2,
+        )
     return Calibration(score_counts, federation.client.predictors.shared)

@@ -1,5 +1,6 @@
 """Calibration scores: each normal image is scored once, by a model that has not seen it."""
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from lit_fedad.contracts import LeaveOut, Prediction
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.evaluation.calibration import CalibrationScores, with_calibration
+from lit_fedad.evaluation.calibration import CalibrationScores, calibrate, with_calibration
 from lit_fedad.metrics.conformal import ScoreCounts
 
 VALUES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
@@ -187,3 +188,24 @@ def test_folds_are_the_seeds():
     values = [np.concatenate([part.bins.numpy() for part in one.values()]) for one in found]
     assert np.array_equal(values[0], values[1])
     assert not np.array_equal(values[0], values[2])
+
+
+@pytest.mark.parametrize(
+    ("distance", "scores", "warned"),
+    [(1e-6, 200, True), (1e-6, 4, False), (0.5, 200, False)],
+)
+def test_scores_that_no_decision_could_tell_apart_are_warned_of(distance, scores, warned):
+    """Decisions know scores by bins a thousandth of a score wide: nothing would be anomalous, without a word."""
+    held = [-4.9 - distance * torch.rand(scores, generator=torch.Generator().manual_seed(n)) for n in (0, 1)]
+    answers = {client: {"nut": ScoreCounts.of(values)} for client, values in enumerate(held)}
+    federation = SimpleNamespace(
+        ask=lambda *_, **__: answers,
+        exchanges=SimpleNamespace(leave_out=None),
+        client=SimpleNamespace(predictors=SimpleNamespace(shared=True)),
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert calibrate(federation, 1, None).clients == answers
+    assert [f"{2 * scores} calibration scores fall into" in str(one.message) for one in seen] == [
+        True
+    ] * warned
