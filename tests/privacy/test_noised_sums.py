@@ -210,7 +210,7 @@ def test_a_sum_of_too_few_shares_of_noise_is_not_merged_and_one_of_more_is_merge
         ),
         ({"staged": True}, "data that come in stages"),
         (
-            {"rounds": 0, "method": Method(None, None, Exchanges((), ()))},
+            {"rounds": 0, "method": Method(None, None, Exchanges())},
             "nothing is sent",
         ),
         (

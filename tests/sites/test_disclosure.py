@@ -84,7 +84,7 @@ def test_sums_of_each_product_are_over_no_more_images_than_the_smallest_has():
     asked = Silent()
     asked.discloses = (summed("means", by_product=True), summed("means"))
     config = {"federation": {"channel": {"_target_": "lit_fedad.federation.channel.Channel"}}}
-    taken = taken_by(Exchanges((asked,), ()), Nothing(), config, smallest=4)
+    taken = taken_by(Exchanges((asked,)), Nothing(), config, smallest=4)
     assert [part.disclosed.images for part in taken] == [4, None]
     assert [Policy(images=5).allows(part.disclosed, 1000) for part in taken] == [False, True]
 
