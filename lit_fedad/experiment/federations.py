@@ -95,7 +95,7 @@ def open_checkpoints(folder: Path, config: Config, model: Model, images: str | N
     """Opens a run's checkpoints.
 
     They can be resumed only with the same configuration, the same backbone weights and, if `images` (the `data_digest`)
-    is given, the same images.
+    is given, the same images. Where a file of an own package was changed since, a warning says so.
     """
     made_of = f"{identity(config)}-{model.fingerprint[:16]}"
     return Checkpoints(folder / "checkpoints", made_of, images, code_of(map(str, targets(config))))

@@ -138,11 +138,11 @@ def _follow(
     while process.poll() is None:
         time.sleep(_FOLLOW_S)
         try:
-            _register(folder.again(), display)
             if (renewed := (folder.path / "server.pem").stat().st_mtime) != certificate_time:
-                certificate_time = renewed
                 proxy.config.ssl.load_cert_chain(folder.path / "server.pem", folder.path / "server.key")
+                certificate_time = renewed
                 display.note("the open port has the renewed certificate")
+            _register(folder.again(), display)
         except (UserError, OSError) as error:
             if str(error) != last_warning:
                 display.warn(last_warning := str(error))

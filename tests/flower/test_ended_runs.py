@@ -1,6 +1,7 @@
-"""What a coordinator's operator reads of a run that ended early."""
+"""What a coordinator's operator reads of a run that ended early, and what is renewed while it goes on."""
 
 import errno
+import os
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -111,3 +112,28 @@ def test_a_damaged_list_of_registered_keys_is_no_obstacle(folder):
     """At worst a key is registered again, which changes nothing."""
     (folder.path / "registered").write_bytes(b"\xff\xfe\nSHA256:x\n")
     coordinator._register(folder, Display(quiet=True))
+
+
+def test_a_renewed_certificate_is_loaded_whatever_else_fails(folder, monkeypatch, capsys):
+    """It may be looked at while it is written, and a key of a site may be damaged."""
+    outcomes, looks = [OSError("half a certificate"), None], iter([None, None, None, 0])
+
+    def load(certificate, key):
+        if (failure := outcomes.pop(0)) is not None:
+            raise failure
+
+    def damaged(*given):
+        raise UserError("keys/north.pub: holds no public key")
+
+    def renew(seconds):
+        os.utime(folder.path / "server.pem", (1, 1))
+
+    monkeypatch.setattr(coordinator, "_register", damaged)
+    monkeypatch.setattr(coordinator.time, "sleep", renew)
+    proxy = SimpleNamespace(config=SimpleNamespace(ssl=SimpleNamespace(load_cert_chain=load)))
+    coordinator._follow(folder, SimpleNamespace(poll=lambda: next(looks)), proxy, Display())
+    assert outcomes == []
+    said = capsys.readouterr()
+    assert said.out == "the open port has the renewed certificate\n"
+    assert "half a certificate" in said.err
+    assert "keys/north.pub: holds no public key" in said.err
