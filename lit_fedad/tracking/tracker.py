@@ -19,7 +19,7 @@ from lit_fedad.tracking.server import FOLDER_TAG, destination
 
 
 class Tracker:
-    """The log of one run; every call returns at once, whatever the server does.
+    """The log of one run; every call but `wait_for_id` and `close` returns at once, whatever the server does.
 
     A tracker on a folder that already holds a journal continues its MLflow run: what is logged a second time
     (a parameter, a metric at the same step, an unchanged artifact) is ignored, so a resumed run may repeat
