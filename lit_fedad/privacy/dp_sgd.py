@@ -216,8 +216,8 @@ class TrainingPrivacy:
             course: The course of the run; every client is accounted for as if it trained in all rounds.
 
         Raises:
-            UserError: If Opacus is missing, clients send anything but weights that are trained by a sum over single
-                images, or no noise is large enough for the budget.
+            UserError: If Opacus is missing, clients send anything but weights that are trained once a round by a sum
+                over single images, or no noise is large enough for the budget.
         """
         require("dp", "federation/privacy=dp_sgd")
         from opacus.grad_sample import GradSampleModule
@@ -229,10 +229,14 @@ class TrainingPrivacy:
         usual = all(getattr(type(client), hook) is getattr(Client, hook) for hook in _HOOKS)
         sent = {name for exchange in exchanges for name in exchange.upload_spec(client)}
         plain = usual and client.task.kind == "classification" and sent <= client.task.state_dict().keys()
-        if not (plain and exchanges and all(type(e) is Train for e in exchanges)):
+        once = [
+            one for one in method.exchanges.rounds if type(one) is Train
+        ]  # one release and one noise a round
+        if not (plain and len(once) == 1 and exchanges == once):
             raise UserError(
                 f"federation/privacy=dp_sgd: {type(client).__name__} with task {type(client.task).__name__} sends more"
-                " than weights that are trained by a sum over single images; give method=fedavg with a classifier"
+                " than weights that are trained once a round by a sum over single images; give method=fedavg with a"
+                " classifier"
             )
         buffers = sorted(sent - weights.keys())
         faults = [f"it shares {buffers[0]}"] if buffers else []

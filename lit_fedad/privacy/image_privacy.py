@@ -118,6 +118,12 @@ class ImagePrivacy:
                     f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
                     " whose parts can be bounded; give a method that docs/privacy.md names, or federation/privacy=null"
                 )
+        a_round = releases_of(exchanges.rounds, client)
+        if a_round > 1:  # resumed with other clients, a round would put the same noise on another second sum
+            raise UserError(
+                f"federation.privacy: {type(client).__name__} sends {a_round} sums in a round, and only one can be"
+                " noised; send them in one exchange, or give federation/privacy=null"
+            )
         course.check_stages()
         carriers = 1
         if self.where == "distributed":
@@ -128,8 +134,7 @@ class ImagePrivacy:
                 )
             carriers = course.secure_sum.quorum_of(len(course.sizes))
         # Every round counts for every image: sampling of clients does not reduce the number of releases.
-        in_rounds = course.rounds * releases_of(exchanges.rounds, client)
-        releases = releases_of(exchanges.setup, client) + in_rounds
+        releases = releases_of(exchanges.setup, client) + course.rounds * a_round
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)

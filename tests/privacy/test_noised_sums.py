@@ -103,6 +103,12 @@ def plan(method=None, rounds=3, sampler=None, secure_sum=None, staged=False, **s
     )
 
 
+def test_two_noised_sums_in_a_round_are_refused():
+    # A resumed round may ask other clients first; the second sum is then another, and its noise would be the same.
+    with refusal("sends 2 sums in a round, and only one can be noised"):
+        plan(Method(None, None, Exchanges((), (Sends(Rows()), Sends(Rows())))))
+
+
 def test_the_noise_is_the_least_that_the_budget_asks_for():
     found = plan()
     assert found.releases == 4

@@ -288,6 +288,10 @@ def test_what_cannot_be_trained_privately_is_one_line(made, cause):
 def test_training_of_its_own_and_stages_are_refused():
     with refusal("sends more than weights"):
         plan(exchanges=Exchanges(rounds=(Pretrain(MEANS),)))
+    (train,) = method_of(client()).exchanges.rounds
+    for several in (Exchanges((train,), (train,)), Exchanges((), (train, train))):
+        with refusal("sends more than weights that are trained once a round"):
+            plan(exchanges=several)
     with refusal("data that come in stages"):
         plan(staged=True)
 
