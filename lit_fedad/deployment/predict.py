@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -179,13 +180,21 @@ Read = TypeVar("Read")
 
 
 def readable(paths: Sequence[Path], read: Callable[[Path], Read], display: Display) -> dict[Path, Read]:
-    """Reads images, such as by `ImageTransform.image`; warns of those that cannot be read."""
-    images = {}
-    for path in paths:
+    """Reads images in threads, such as by `ImageTransform.image`; warns of those that cannot be read."""
+
+    def attempt(path: Path) -> Read | UserError:
         try:
-            images[path] = read(path)
+            return read(path)
         except UserError as error:
-            display.warn(str(error))
+            return error
+
+    images = {}
+    with ThreadPoolExecutor() as pool:
+        for path, outcome in zip(paths, pool.map(attempt, paths), strict=True):
+            if isinstance(outcome, UserError):
+                display.warn(str(outcome))
+            else:
+                images[path] = outcome
     return images
 
 
@@ -251,15 +260,21 @@ class _Detect:
         images = readable(paths, read, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
         scored = self.opened.scored([pixels for pixels, _ in images.values()], self.rule, self.product)
-        for (path, (_, shown)), image in zip(images.items(), scored, strict=True):
-            heatmap = "" if image.map is None else self._draw(path, shown.numpy(), image)
-            rows[path] |= {**score_cells(image, self.rule), "heatmap": heatmap}
+        with ThreadPoolExecutor() as pool:
+            heatmaps = pool.map(self._draw, images, (shown.numpy() for _, shown in images.values()), scored)
+            for path, image, heatmap in zip(images, scored, heatmaps, strict=True):
+                rows[path] |= {**score_cells(image, self.rule), "heatmap": heatmap}
         self.alike.extend(image.alike for image in scored)
         return list(rows.values())
 
     def _draw(self, path: Path, image: np.ndarray, scored: Scored) -> str:
-        """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
-        assert scored.map is not None
+        """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name.
+
+        Returns:
+            Its path in the destination; empty where the task has no maps.
+        """
+        if scored.map is None:
+            return ""
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         shown = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
         suffixes = (*image_suffixes(), *DICOM_SUFFIXES)

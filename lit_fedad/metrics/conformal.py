@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -152,7 +153,7 @@ class DecisionRule:
     scores: ScoreCounts
     alpha: float
 
-    @property
+    @cached_property
     def threshold(self) -> float:
         """Score above which images are anomalous; infinity where alpha cannot be promised."""
         return self.scores.threshold(self.alpha)

@@ -110,5 +110,6 @@ def save_heatmap(
     picture.paste(shown)
     ImageDraw.Draw(picture).text((shown.width / 2, shown.height + strip / 2), caption, "black", font, "mm")
     with atomic(path) as partial:
-        picture.save(partial, format="png")
+        # Level 4 of zlib makes files 1 % larger than the default level, in less than half the time.
+        picture.save(partial, format="png", compress_level=4)
     return path
