@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
+from lit_fedad.core.threads import file_threads
 from lit_fedad.data.cards import Counts
 from lit_fedad.data.image_files import images_in
 from lit_fedad.data.masks import MaskFacts, marked_pixels, mask_lines, measure, read_marks
@@ -64,7 +64,7 @@ def check(
     problems: list[Problem] = []
     digests: dict[Path, bytes] = {}
     masks: dict[str, dict[Path, MaskFacts]] = {}
-    with ThreadPoolExecutor() as pool:
+    with file_threads() as pool:
         readings = zip(samples, pool.map(partial(_read, reader), samples), strict=True)
         for done, (sample, reading) in enumerate(readings, 1):
             problems += [Problem(sample.category, message) for message in reading.messages]

@@ -1,17 +1,16 @@
 """Hashes of image files: two files are the same image where their bytes are equal."""
 
 import json
-import os
 import stat
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, check_regular, sha256
+from lit_fedad.core.threads import file_threads
 from lit_fedad.data.input_files import read_json
 
 _MAX_ENTRIES = 1_000_000  # files in a memo
@@ -52,7 +51,7 @@ def content_hashes(
         return hashes
     now = time.time_ns()
     try:
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        with file_threads() as pool:
             digests = zip(unknown.items(), pool.map(_hash, unknown), strict=True)
             for done, ((path, file_state), digest) in enumerate(digests, 1):
                 hashes[path] = digest

@@ -9,7 +9,7 @@ import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.core.threads import file_threads
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
 from lit_fedad.data.sample import Sample
@@ -257,7 +258,7 @@ class FeatureCache:
 
     def _decode(self, batches: list[list[bytes]], path_of: dict[bytes, Path]) -> Iterator[Tensor]:
         """Reads images in threads, one batch ahead of the extractor."""
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        with file_threads() as pool:
 
             def submit(batch: list[bytes]) -> list[Future[Tensor]]:
                 return [pool.submit(self._transform.image, path_of[digest]) for digest in batch]

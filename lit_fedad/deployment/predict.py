@@ -7,7 +7,6 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ import torch
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import open_to_append, unwritable_in_one_line
 from lit_fedad.core.text import csv_cell, printable
+from lit_fedad.core.threads import file_threads
 from lit_fedad.data.image_files import HEATMAPS, SCORES, SOME, LeftOut, find_images, image_suffixes
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import DICOM_SUFFIXES
@@ -189,7 +189,7 @@ def readable(paths: Sequence[Path], read: Callable[[Path], Read], display: Displ
             return error
 
     images = {}
-    with ThreadPoolExecutor() as pool:
+    with file_threads() as pool:
         for path, outcome in zip(paths, pool.map(attempt, paths), strict=True):
             if isinstance(outcome, UserError):
                 display.warn(str(outcome))
@@ -260,7 +260,7 @@ class _Detect:
         images = readable(paths, read, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
         scored = self.opened.scored([pixels for pixels, _ in images.values()], self.rule, self.product)
-        with ThreadPoolExecutor() as pool:
+        with file_threads() as pool:
             heatmaps = pool.map(self._draw, images, (shown.numpy() for _, shown in images.values()), scored)
             for path, image, heatmap in zip(images, scored, heatmaps, strict=True):
                 rows[path] |= {**score_cells(image, self.rule), "heatmap": heatmap}
