@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lit_fedad.cli.help import Command, configuration_keys
-from lit_fedad.core.config import choices, config_groups
+from lit_fedad.core.config_groups import choices, config_groups
 
 _SCRIPT = """{head}_lit_fedad() {{
   local line="${{COMP_LINE:0:COMP_POINT}}" words= COMMAND

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_fedad.core.building import build
-from lit_fedad.core.config import choices, compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import expand_home
 from lit_fedad.core.options import split

@@ -117,7 +117,8 @@ def _form_help(name: str, word: str, form: Form) -> str:
 def configuration_keys() -> list[Key]:
     """Lists the groups of the configuration and the keys that every run has, with their default values."""
     # Imported only here: it imports Hydra, for which the overview must not wait.
-    from lit_fedad.core.config import choices, conf_folder, defaults
+    from lit_fedad.core.config import defaults
+    from lit_fedad.core.config_groups import choices, conf_folder
 
     text = (conf_folder() / "config.yaml").read_text()
     root: dict[str, Any] = yaml.safe_load(text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_fedad.core.config import Config, choices, compose, config_groups
+from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config_groups import choices, config_groups
 from lit_fedad.core.conflicts import check_conflicts, warn_of_unread
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require

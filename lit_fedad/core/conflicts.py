@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from lit_fedad.core.building import locate, parameters_of, takes
-from lit_fedad.core.config import Config, chosen, config_groups, files_of, unresolved
+from lit_fedad.core.config import Config, chosen, unresolved
+from lit_fedad.core.config_groups import config_groups, files_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.nested import value_at
 from lit_fedad.core.options import key_of

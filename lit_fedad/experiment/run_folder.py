@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, check_root
+from lit_fedad.core.config import Config
+from lit_fedad.core.config_schema import check_root
 from lit_fedad.core.errors import RESTORE, UserError
 from lit_fedad.core.identity import identity
 from lit_fedad.core.nested import value_at

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_fedad.core.building import locate, targets
-from lit_fedad.core.config import conf_folder
+from lit_fedad.core.config_groups import conf_folder
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.own_files import PACKAGES, own_packages
 

@@ -9,7 +9,8 @@ from functools import cache
 import yaml
 
 from lit_fedad.core.building import call
-from lit_fedad.core.config import Config, choices, compose, conf_folder, files_of
+from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config_groups import choices, conf_folder, files_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.tables import Row, Setting, Table

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.building import locate, options_of, takes, targets
-from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups
+from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config_groups import choices, config_groups
+from lit_fedad.core.config_schema import TYPES
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import CIRCUMSTANCES, identity

@@ -19,7 +19,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import create_trial
 
 from lit_fedad.core.building import build, call, locate, takes, targets
-from lit_fedad.core.config import Config, choices, compose
+from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config_groups import choices
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import stored_text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.core.config import choices
+from lit_fedad.core.config_groups import choices
 from lit_fedad.data.cards import CARDS, Card, Counts, Source
 from lit_fedad.report.console import Display
 

@@ -17,7 +17,8 @@ from lit_fedad.audits.inversion_attack import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
 from lit_fedad.cli import privacy
-from lit_fedad.core.config import choices, compose, conf_folder
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices, conf_folder
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.experiment import train as experiment

@@ -14,7 +14,8 @@ from PIL import Image
 
 from lit_fedad.core import config
 from lit_fedad.core.building import build
-from lit_fedad.core.config import Config, choices, chosen, compose, conf_folder
+from lit_fedad.core.config import Config, chosen, compose
+from lit_fedad.core.config_groups import choices, conf_folder
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.nested import flatten
 from lit_fedad.data.sample import ImageSet

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 from helpers.refusals import refusal
 
-from lit_fedad.core import config as config_module
-from lit_fedad.core.config import compose, conf_folder
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(own_conf):
     """Writes YAML files into a copy of the configuration, which is composed from then on."""
-    copy = tmp_path / "conf"
-    shutil.copytree(conf_folder(), copy)
-    monkeypatch.setattr(config_module, "conf_folder", lambda: copy)
 
     def put(**files):
         for name, text in files.items():
-            (copy / f"{name.replace('__', '/')}.yaml").write_text(f"# @package _global_\n{text}")
+            (own_conf / f"{name.replace('__', '/')}.yaml").write_text(f"# @package _global_\n{text}")
 
     return put
 
@@ -123,9 +117,9 @@ def test_a_file_of_ones_own_that_is_no_configuration_is_refused_in_one_line(writ
 
 
 @pytest.mark.parametrize("more", ["", ", {override /task: autoencoder}"])
-def test_a_method_without_its_first_line_is_told_of_it(write, more):
-    write(method__mine="")
-    file = config_module.conf_folder() / "method" / "mine.yaml"
-    file.write_text(f"defaults: [_self_, {{/experiment: default}}{more}]\nmethod: {{name: mine}}\n")
+def test_a_method_without_its_first_line_is_told_of_it(own_conf, more):
+    (own_conf / "method" / "mine.yaml").write_text(
+        f"defaults: [_self_, {{/experiment: default}}{more}]\nmethod: {{name: mine}}\n"
+    )
     with refusal("first line must be '# @package _global_'"):
         compose(["method=mine"])

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lit_fedad.core.config import choices, compose, files_of
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices, files_of
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.own_files import code_of

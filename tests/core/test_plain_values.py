@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from lit_fedad.core.config import conf_folder
+from lit_fedad.core.config_groups import conf_folder
 from lit_fedad.core.plain_values import plain_json, plain_yaml
 
 DEEP = 20_000

@@ -2,7 +2,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lit_fedad.core.config import choices, compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices
 from lit_fedad.data.cards import CARDS, Counts
 
 

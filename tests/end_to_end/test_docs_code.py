@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,8 @@ from helpers.pairs import TASKS
 from helpers.pairs import refusal as unfit
 from torch import nn
 
-from lit_fedad.core import config
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices
 from lit_fedad.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -38,13 +38,11 @@ def block(page: str, kind: str, words: str) -> str:
 
 
 @pytest.fixture
-def added(tmp_path, monkeypatch):
+def added(tmp_path, monkeypatch, own_conf):
     """Puts code where Python finds it, and YAML where Hydra does; nothing else changes."""
-    code, conf = tmp_path / "code", tmp_path / "conf"
+    code = tmp_path / "code"
     code.mkdir()
-    shutil.copytree(config.conf_folder(), conf)
     monkeypatch.syspath_prepend(str(code))
-    monkeypatch.setattr(config, "conf_folder", lambda: conf)
     names = []
 
     def add(module: str, text: str, group: str = "", settings: str = "") -> None:
@@ -52,7 +50,7 @@ def added(tmp_path, monkeypatch):
         names.append(module)
         monkeypatch.setenv("LIT_FEDAD_PACKAGES", ",".join(names))  # as of another package than this one
         if group:
-            (conf / group / f"{module}.yaml").write_text(
+            (own_conf / group / f"{module}.yaml").write_text(
                 re.sub(r"lit_fedad\.\w+\." + module, module, settings)
             )
 
@@ -230,9 +228,9 @@ def test_the_test_of_the_added_method_passes(momentum):
 @pytest.mark.usefixtures("momentum")
 def test_the_added_method_is_offered_refuses_tasks_without_weights_and_names_its_nearest():
     assert {task for task in TASKS if unfit("fedmomentum", task)} == WITHOUT_WEIGHTS
-    assert "fedmomentum" in config.choices("method")
+    assert "fedmomentum" in choices("method")
     with pytest.raises(UserError, match="did you mean 'fedmomentum'"):
-        config.compose(["method=fedmomentumm"])
+        compose(["method=fedmomentumm"])
 
 
 @pytest.mark.usefixtures("momentum")

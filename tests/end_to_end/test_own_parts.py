@@ -5,7 +5,7 @@ import torch
 from helpers.nightly import by_method
 from helpers.pairs import PAIRS, TASKS
 
-from lit_fedad.core.config import choices
+from lit_fedad.core.config_groups import choices
 from lit_fedad.evaluation import accuracy, accuracy_stream, predict
 from lit_fedad.evaluation.predict import predict_batch
 

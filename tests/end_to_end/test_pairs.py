@@ -9,7 +9,7 @@ import torch
 from helpers.pairs import IN_STAGES, PAIRS, STREAM, TASKS
 from helpers.refusals import refusal
 
-from lit_fedad.core.config import choices
+from lit_fedad.core.config_groups import choices
 from lit_fedad.federation.client_runner import ClientRunner
 
 # The others in the slow tests.

@@ -12,8 +12,10 @@ import pytest
 
 from lit_fedad.cli.main import COMMANDS
 from lit_fedad.core.building import build
-from lit_fedad.core.config import RENAMED, choices, compose, conf_folder
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices, conf_folder
 from lit_fedad.core.options import bind
+from lit_fedad.core.override_checks import RENAMED
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 
 ROOT = Path(__file__).parents[2]

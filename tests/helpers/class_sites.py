@@ -12,7 +12,8 @@ import torch
 from helpers.pairs import OWN, PAIRS, differ_in_code, of_method
 from helpers.sites import DEBUG, HERE, NAMES, OPEN, OwnTests
 from helpers.small_tasks import small_tasks
-from lit_fedad.core.config import choices, compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
 from lit_fedad.evaluation.calibration import alphas, calibration_scores
 from lit_fedad.evaluation.predict import ImageScorer

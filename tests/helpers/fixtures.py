@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from helpers.forking import Forking
 from helpers.tiny_pyramid import TinyPyramid
+from lit_fedad.core import config, config_groups, config_schema
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -49,6 +50,16 @@ def make_loader():
         return DataLoader(data, batch_size=batch_size)
 
     return make
+
+
+@pytest.fixture
+def own_conf(tmp_path, monkeypatch):
+    """A copy of the packaged configuration, which is composed from then on."""
+    copy = tmp_path / "conf"
+    shutil.copytree(config_groups.conf_folder(), copy)
+    for module in (config, config_groups, config_schema):
+        monkeypatch.setattr(module, "conf_folder", lambda: copy)
+    return copy
 
 
 @pytest.fixture(scope="session")

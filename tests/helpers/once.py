@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 
 from lit_fedad.core import config
+from lit_fedad.core.config_groups import conf_folder, config_groups
 from lit_fedad.core.files import atomic
 from lit_fedad.deployment import formats
 from lit_fedad.models import backbones
@@ -34,8 +35,8 @@ def of_all_workers(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def packaged_groups_are_composed_once(of_all_workers):
     """Hundreds of tests choose the same groups and set other keys, which Hydra does one after the other too."""
-    compose_anew, folder, composed = config.hydra_compose, config.conf_folder(), {}
-    groups = set(config.config_groups())
+    compose_anew, folder, composed = config.hydra_compose, conf_folder(), {}
+    groups = set(config_groups())
 
     def compose(name, overrides=(), return_hydra_config=False):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -69,7 +70,7 @@ def packaged_groups_are_composed_once(of_all_workers):
 @pytest.fixture(scope="session", autouse=True)
 def packaged_files_are_read_once():
     """Hydra parses some thirty files anew for each choice of groups, and lists its choices so far for each of them."""
-    load_anew, conf, loaded = ConfigRepository.load_config, config.conf_folder(), {}
+    load_anew, conf, loaded = ConfigRepository.load_config, conf_folder(), {}
     choices_so_far = defaults_list._create_interpolation_map
     ours = conf.resolve().as_uri().removeprefix("file://")
 

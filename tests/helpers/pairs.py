@@ -7,9 +7,9 @@ import re
 
 import yaml
 
-from lit_fedad.core import config
+from lit_fedad.core import config_groups
 from lit_fedad.core.building import locate
-from lit_fedad.core.config import choices
+from lit_fedad.core.config_groups import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import ImageCondenser
 from lit_fedad.methods.parts.condensed_server import CondensedClient
@@ -17,7 +17,7 @@ from lit_fedad.methods.parts.condensed_server import CondensedClient
 
 def target(group, name, *keys):
     """The class that a file of the configuration names, or the file that it builds on; composing would take seconds."""
-    content = yaml.safe_load((config.conf_folder() / group / f"{name}.yaml").read_text())
+    content = yaml.safe_load((config_groups.conf_folder() / group / f"{name}.yaml").read_text())
     node = content
     for key in (*keys, "_target_"):
         node = node.get(key, {}) if isinstance(node, dict) else {}
@@ -56,7 +56,7 @@ TASKS = {
 
 def made_of(method):
     """Classes and functions that a method's file names, with those of the file that it builds on."""
-    text = (config.conf_folder() / "method" / f"{method}.yaml").read_text()
+    text = (config_groups.conf_folder() / "method" / f"{method}.yaml").read_text()
     bases = [base for base in yaml.safe_load(text)["defaults"] if isinstance(base, str) and base != "_self_"]
     return frozenset(re.findall(r"_target_: ([\w.]+)", text)).union(*map(made_of, bases))
 

@@ -81,8 +81,8 @@ def test_the_wheel_is_complete(monkeypatch, tmp_path):
 def test_its_configuration_is_found_away_from_the_repository(monkeypatch, tmp_path):
     readme(ROOT, monkeypatch, tmp_path)
     code = (
-        "import lit_fedad.core.config as c; print(c.conf_folder());"
-        "print(c.compose(['method=feddymem_literal', 'debug=seconds'])['method']['name'])"
+        "from lit_fedad.core import config, config_groups; print(config_groups.conf_folder());"
+        "print(config.compose(['method=feddymem_literal', 'debug=seconds'])['method']['name'])"
     )
     away = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path / "unpacked"), "PATH": ""}}
     found = subprocess.run([sys.executable, "-c", code], **away, check=True, capture_output=True, text=True)

@@ -8,7 +8,8 @@ import torch
 from lit_fedad.contracts import TensorSpec, Update
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import choices, compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.config_groups import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.robust.aggregation import RobustAggregation, tolerated
 from lit_fedad.robust.weights import CoordinateMedian, Krum, NormClipping, TrimmedMean

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.contracts.disclosure import Kind
-from lit_fedad.core.config import choices
+from lit_fedad.core.config_groups import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.sites.offer import taken_by

@@ -18,7 +18,7 @@ from helpers.fuzz.trial import BAD, Found, Stage, Verdict
 from helpers.fuzz.wire import forge
 from helpers.pairs import IN_STAGES, PAIRS, differ_in_code
 from helpers.small_tasks import small_tasks
-from lit_fedad.core.config import choices
+from lit_fedad.core.config_groups import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.html import markdown_table
 
