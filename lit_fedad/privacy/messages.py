@@ -16,7 +16,8 @@ from typing import Any
 
 from lit_fedad.contracts.sums import Cohort
 from lit_fedad.core.errors import UserError
-from lit_fedad.privacy.keys import KEY_BYTES, SHARE_BYTES
+from lit_fedad.privacy.keys import KEY_BYTES
+from lit_fedad.privacy.shamir import SHARE_BYTES
 
 ENVELOPE_BYTES = KEY_BYTES + 2 * SHARE_BYTES + 16
 """Size of an envelope in bytes: a public key, two shares, and the seal."""
@@ -88,7 +89,7 @@ class Offer:
 
     Attributes:
         public: The client's public key for the pairwise masks of this sum.
-        commitment: `lit_fedad.privacy.keys.commitment` to the seed of the client's own mask.
+        commitment: `lit_fedad.privacy.masks.commitment` to the seed of the client's own mask.
         envelopes: Sealed messages to the other clients, by receiver: the same public key, and the receiver's shares.
     """
 

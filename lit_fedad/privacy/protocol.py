@@ -15,18 +15,8 @@ import numpy as np
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.privacy.fixed_point import Words
-from lit_fedad.privacy.keys import (
-    KEY_BYTES,
-    SHARE_BYTES,
-    KeyPair,
-    add_mask,
-    commitment,
-    join,
-    pair_sign,
-    seal,
-    split,
-    unseal,
-)
+from lit_fedad.privacy.keys import KEY_BYTES, KeyPair, seal, unseal
+from lit_fedad.privacy.masks import add_mask, commitment, pair_sign
 from lit_fedad.privacy.messages import (
     Invitation,
     Offer,
@@ -36,6 +26,7 @@ from lit_fedad.privacy.messages import (
     write_envelopes,
     write_survivors,
 )
+from lit_fedad.privacy.shamir import SHARE_BYTES, join, split
 
 
 @dataclass

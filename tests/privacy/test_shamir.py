@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from lit_fedad.privacy.keys import PRIME, SHARE_BYTES, join, split
+from lit_fedad.privacy.shamir import PRIME, SHARE_BYTES, join, split
 
 SECRETS = [bytes(32), b"\xff" * 32, bytes(range(32))]
 
