@@ -29,7 +29,8 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.storage import attempts, check_trials, last_attempts, open_storage
-from lit_fedad.sweep.worker import DEFAULT, Registry, Worker, play_trial, refuse_failures
+from lit_fedad.sweep.trial import DEFAULT, play_trial
+from lit_fedad.sweep.worker import Registry, Worker, refuse_failures
 from lit_fedad.tracking.sender import Delivery, where_compared
 from lit_fedad.tracking.tracker import Tracker
 

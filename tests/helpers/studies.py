@@ -7,7 +7,7 @@ from unittest import mock
 from lit_fedad.core.options import bind
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command
-from lit_fedad.sweep.worker import GivenBackError
+from lit_fedad.sweep.trial import GivenBackError
 
 
 def sweep(words, display, play):

@@ -13,7 +13,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.sweep.command import Plan
 from lit_fedad.sweep.plan import objective_value
 from lit_fedad.sweep.storage import open_storage
-from lit_fedad.sweep.worker import PlanError, _Watch, play_trial
+from lit_fedad.sweep.trial import PlanError, _Watch, play_trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 SAMPLER = {"_target_": "optuna.samplers.RandomSampler"}

@@ -16,7 +16,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
 from lit_fedad.sweep.storage import check_trials, last_attempts, open_storage
-from lit_fedad.sweep.worker import PrunedError
+from lit_fedad.sweep.trial import PrunedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
