@@ -144,6 +144,16 @@ class LabelledSet:
         """The class names."""
         return list(self.classes)
 
+    @property
+    def normal_classes(self) -> int:
+        """Number of normal classes: smaller labels are normal, the others anomalous."""
+        return len(self.classes)
+
+    @property
+    def normal_categories(self) -> list[str]:
+        """Names of the normal classes."""
+        return self.categories[: self.normal_classes]
+
     @cached_property
     def train(self) -> tuple[LabelledImage, ...]:
         """The training images in order."""

@@ -106,6 +106,11 @@ class ImageSet:
         return list(dict.fromkeys(sample.category for sample in (*self.train, *self.test)))
 
     @property
+    def normal_categories(self) -> list[str]:
+        """Categories with normal images: all of them."""
+        return self.categories
+
+    @property
     def has_masks(self) -> bool:
         """Whether every anomalous test image has a mask, so that pixel metrics are defined."""
         anomalous = [sample for sample in self.test if sample.label]

@@ -32,7 +32,7 @@ class SemanticSet(LabelledSet):
 
     @property
     def normal_classes(self) -> int:
-        """Number of normal classes: smaller labels are normal, the others anomalous."""
+        """Number of classes without the anomaly sets."""
         return len(self.classes) - len(self.anomalies)
 
 

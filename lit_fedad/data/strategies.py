@@ -15,7 +15,6 @@ from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition, indices_by_category
 from lit_fedad.data.sample import grouped
-from lit_fedad.data.semantic import SemanticSet
 
 _MAX_DRAWS = 10_000
 
@@ -118,8 +117,7 @@ class DominantClass:
         contaminants = round(self.contamination * self.size)
         dominant = round(self.dominant * (self.size - contaminants))
         others = self.size - contaminants - dominant
-        anomalies = image_set.anomalies if isinstance(image_set, SemanticSet) else ()
-        classes = [category for category in image_set.categories if category not in anomalies]
+        classes = image_set.normal_categories
         column = {category: number for number, category in enumerate(classes)}
         # Contaminants have no number among the normal classes.
         number = np.array([column.get(sample.category, -1) for sample in image_set.train])

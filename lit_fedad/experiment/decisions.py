@@ -11,7 +11,6 @@ import torch
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.data.labelled import LabelledSet
-from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate, calibration_scores
 from lit_fedad.evaluation.decisions import (
     EvaluatedImages,
@@ -97,8 +96,7 @@ def evaluated_images(config: Config, data: Data) -> EvaluatedImages:
         for client, (trained, kept) in enumerate(zip(partition.clients, calibration, strict=True))
     }
     if isinstance(images, LabelledSet):
-        normal = images.normal_classes if isinstance(images, SemanticSet) else len(images.classes)
-        labels = images.test_labels
+        normal, labels = images.normal_classes, images.test_labels
         names: Sequence[str | None] = [images.classes[n] if n < normal else None for n in labels.tolist()]
         return EvaluatedImages((labels >= normal).long(), names, held, known=False)
     return EvaluatedImages(

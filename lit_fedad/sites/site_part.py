@@ -96,14 +96,14 @@ class SitePart:
         Before the products of other sites are known, one more product stands for them, so that what is disclosed of
         each product can already be judged.
         """
-        held = products_of(self.images)
+        held = self.images.normal_categories
         if products and (unknown := [name for name in held if name not in products]):
             raise RefusalError(Code.PRODUCT, detail=unknown[0])
         return list(self.classes or products or [*held, "those of other sites"])
 
     def _facts(self, whole: Partition) -> Facts:
         """Counts the images, as the site tells the coordinator; `whole` also has those kept back for calibration."""
-        images, products, form, anomalies = self.images, products_of(self.images), "", list[str]()
+        images, products, form, anomalies = self.images, self.images.normal_categories, "", list[str]()
         if isinstance(images, SemanticSet):  # all sites must have the same classes and sets
             names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
             form = f"{len(images.categories)} classes and sets of anomalies ({names})"
@@ -247,9 +247,8 @@ def site_partition(config: Config, images: Images, settings: SiteSettings, clien
             product is in no stage or in two.
     """
     if not settings.stages:
-        training: Sequence[int] = range(len(images.train))
-        if isinstance(images, SemanticSet):
-            training = (images.train_labels < images.normal_classes).nonzero().flatten().tolist()
+        normal = frozenset(images.normal_categories)
+        training = [index for index in range(len(images.train)) if images.train[index].category in normal]
         return Partition.of_clients([*([()] * client), training])
     if is_protected(config):
         raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
@@ -294,12 +293,6 @@ def by_product(
 ) -> dict[str, float]:
     """Counts the images with these indices by product."""
     return {**dict.fromkeys(products, 0), **Counter(images[index].category for index in indices)}
-
-
-def products_of(images: Images) -> list[str]:
-    """Lists the products or classes, without the sets of semantic anomalies."""
-    anomalies = images.anomalies if isinstance(images, SemanticSet) else ()
-    return [name for name in images.categories if name not in anomalies]
 
 
 def _renamed(images: ImageSet, settings: SiteSettings) -> ImageSet:
