@@ -15,7 +15,7 @@ import psutil
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.core.plain_values import plain_json
-from lit_fedad.core.processes import boot_id, is_same, start_time
+from lit_fedad.flower.process_identity import boot_id, is_same, start_time
 
 MARK = "LIT_FEDAD_COORDINATOR"
 """Environment variable that holds the coordinator's folder; all processes that a coordinator starts inherit it."""

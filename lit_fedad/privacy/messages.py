@@ -89,7 +89,7 @@ class Offer:
 
     Attributes:
         public: The client's public key for the pairwise masks of this sum.
-        commitment: `lit_fedad.privacy.masks.commitment` to the seed of the client's own mask.
+        commitment: `lit_fedad.privacy.masking.commitment` to the seed of the client's own mask.
         envelopes: Sealed messages to the other clients, by receiver: the same public key, and the receiver's shares.
     """
 

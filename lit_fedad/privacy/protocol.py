@@ -16,7 +16,7 @@ from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.privacy.fixed_point import Words
 from lit_fedad.privacy.keys import KEY_BYTES, KeyPair, seal, unseal
-from lit_fedad.privacy.masks import add_mask, commitment, pair_sign
+from lit_fedad.privacy.masking import add_mask, commitment, pair_sign
 from lit_fedad.privacy.messages import (
     Invitation,
     Offer,

@@ -6,8 +6,7 @@ import psutil
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-SAME_S = 0.5
-"""Largest difference in seconds between two readings of the same start time: that of the machine is imprecise."""
+_SAME_S = 0.5  # largest difference between two readings of one start time: that of the machine is imprecise
 
 
 def start_time(pid: int) -> float:
@@ -28,7 +27,7 @@ def is_same(pid: int, since: float) -> bool:
     Raises:
         psutil.NoSuchProcess: If there is no process of this number.
     """
-    return abs(start_time(pid) - since) <= SAME_S
+    return abs(start_time(pid) - since) <= _SAME_S
 
 
 def boot_id() -> str:
