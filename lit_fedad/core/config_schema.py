@@ -57,12 +57,11 @@ def check_root(config: Mapping[str, Any]) -> None:
     for name, default in root.items():
         if name in ("fabric", "callbacks") or name not in config:
             continue
-        section, defaults = (
-            (config[name], default) if isinstance(default, dict) else ({name: config[name]}, {name: default})
-        )
+        section, defaults, prefix = config[name], default, f"{name}."
+        if not isinstance(default, dict):
+            section, defaults, prefix = {name: section}, {name: default}, ""
         if not isinstance(section, Mapping):
             raise UserError(f"{name}={section!r} must be a section")
-        prefix = f"{name}." if isinstance(default, dict) else ""
         if name != "image":  # other keys of the image are arguments of its transform
             check_keys(section, set(defaults), name)
         for key in defaults.keys() & section.keys():
