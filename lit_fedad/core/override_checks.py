@@ -121,4 +121,6 @@ def _no_choice(group: str, name: str) -> str:
         return f"data={name} is no data set; a folder is given by data.root={name}, with data=auto"
     if group == "method" and name in RENAMED:
         return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
+    if others := [f"{other}={name}" for other in config_groups() if name in choices(other)]:
+        return f"{group} has no option '{name}'; did you mean {' or '.join(others)}?"
     return f"{group} has no option '{name}'{nearest(name, choices(group))}"

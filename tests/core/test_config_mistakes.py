@@ -1,7 +1,5 @@
 """Every mistake in a configuration ends in one line."""
 
-from __future__ import annotations
-
 import copy
 import functools
 
@@ -70,6 +68,7 @@ def composed_with(overrides):
         (["data=mvtec", 'data.root=""'], "an empty path"),
         (["--method=fedavg"], "'--method=fedavg' is not of the form key=value"),
         (["=1"], "'=1' is not of the form key=value"),
+        (["method=padim"], "method has no option 'padim'; did you mean task=padim?"),
         (["method=feddymm"], "method has no option 'feddymm'; did you mean 'feddymem'"),
         (["backbone=resnet"], "did you mean 'resnet18'"),
         (
