@@ -189,7 +189,7 @@ class MaskFacts(NamedTuple):
 
     Attributes:
         share: Share of its image that it marks.
-        inverted: Whether it marks most of its image, and all corners: it may be inverted.
+        inverted: Whether it marks most of its image, and all corners, but not everything: it may be inverted.
         unsure: As in `Marks`.
         kept: Number of marked pixels at the size of the transform.
         regions: Number of connected regions that it marks, where the image is made smaller; else 0.
@@ -216,7 +216,7 @@ def measure(marks: Marks, kept: int, pixels: int) -> MaskFacts:
     corners = marks.pixels[[0, 0, -1, -1], [0, -1, 0, -1]]
     area_ratio = marks.pixels.size / pixels  # pixels of the file in one pixel of the transform
     areas = _areas(marks.pixels) if share and area_ratio > 1 else np.empty(0)
-    inverted = share > _LARGE_SHARE and bool(corners.all())
+    inverted = _LARGE_SHARE < share < 1 and bool(corners.all())
     return MaskFacts(share, inverted, marks.unsure, kept, len(areas), int((areas < area_ratio).sum()))
 
 
@@ -252,9 +252,9 @@ def mask_lines(masks: Mapping[Path, MaskFacts], shape: tuple[int, int]) -> list[
 
     if empty:
         tell(empty, "mark no pixel; their images still count as anomalous")
-    if 2 * len(inverted) > number:
+    if inverted:
         tell(inverted, "mark most of their image and all its corners; are they inverted?")
-    elif full and number > 1:
+    if full:
         tell(full, "mark their whole image")
     if unsure:
         tell(unsure, "are not turned as EXIF turns their images; they count as drawn on the turned images")

@@ -179,8 +179,10 @@ def test_what_masks_say_together_is_told(tmp_path):
     assert line.startswith("2 of 4 defects are smaller than a pixel of 8x8")
     (line,) = facts(tmp_path, MARKED, 0 * MARKED)
     assert line.startswith(f"1 of 2 masks, such as {tmp_path / '1.png'}, mark no pixel")
-    (line,) = facts(tmp_path, ~MARKED, ~MARKED, MARKED)
-    assert "are they inverted?" in line
+    for masks, number in (((~MARKED, ~MARKED), 2), ((MARKED, MARKED, ~MARKED), 1)):
+        (line,) = facts(tmp_path, *masks)
+        assert line.startswith(f"{number} of {len(masks)} masks")
+        assert line.endswith("are they inverted?")
     (line,) = facts(tmp_path, 0 * MARKED)  # of one mask alone nothing follows
     assert line.startswith(f"1 of 1 masks, such as {tmp_path / '0.png'}, mark no pixel")
     for corner in product((0, -1), (0, -1)):
