@@ -317,12 +317,15 @@ def find_masks(
                 f" names, such as {image.name}_mask.png, or rename an image"
             )
         masks.append(fits[0] if fits else None)
+    strays = [path for paths in by_stem.values() for path in paths if path not in owners]
     if missing := [path for path, mask in zip(images, masks, strict=True) if mask is None]:
         subfolder = missing[0].relative_to(root).parent if root else Path()
+        advice = "add them, or remove the folder of masks"
+        if strays:
+            advice = f"correct the names of the masks: {strays[0].relative_to(folder)} fits no image"
         raise UserError(
             f"{missing[0]}: no mask {folder / subfolder / missing[0].stem}_mask.png"
-            f" ({len(missing)} of {len(images)} missing); add them, or remove the folder of masks"
+            f" ({len(missing)} of {len(images)} missing); {advice}"
         )
-    for paths in by_stem.values():
-        left_out.add("masks of no image", [path for path in paths if path not in owners])
+    left_out.add("masks of no image", strays)
     return masks

@@ -240,6 +240,10 @@ def test_each_image_has_a_mask_of_its_own(tmp_path):
         UserError, match=r"000\.jpg: has 2 masks, .*000_mask\.bmp and 000_mask\.png; keep one"
     ):
         found("000_mask.png", "000_mask.bmp", "001_mask.png")
+    with pytest.raises(
+        UserError, match=r"001_mask\.png \(1 of 3 missing\); .* names .*: 001_label\.png fits no"
+    ):
+        found("000.jpg_mask.png", "000.png_mask.png", "001_label.png")
     with pytest.raises(UserError, match=r"000_mask\.png: is the mask of two images, 000\.jpg and 000\.png"):
         found("000_mask.png", "001_mask.png")
     left = LeftOut()
