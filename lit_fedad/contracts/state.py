@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_fedad.core.errors import UserError
+
 
 def all_state_names(holder: object) -> tuple[str, ...]:
     """Lists the attributes that the classes of an object declare in ``state_names``, base classes first.
@@ -23,8 +25,21 @@ def all_state_names(holder: object) -> tuple[str, ...]:
 
 
 def state_of(holder: object) -> dict[str, Any]:
-    """Returns the declared attributes by name; for modules copies of their state, for other values the values."""
-    values = {name: getattr(holder, name) for name in all_state_names(holder)}
+    """Returns the declared attributes by name; for modules copies of their state, for other values the values.
+
+    Raises:
+        UserError: If the object lacks a declared attribute.
+    """
+    names = all_state_names(holder)
+    try:
+        values = {name: getattr(holder, name) for name in names}
+    except AttributeError as error:
+        if error.obj is not holder or error.name not in names:  # a defect of a property
+            raise
+        raise UserError(
+            f"{type(holder).__name__}: state_names has {error.name!r}, an attribute that it lacks; correct the name, or"
+            " set it in __init__"
+        ) from error
     return {
         name: {key: entry.detach().clone() for key, entry in value.state_dict().items()}
         if isinstance(value, nn.Module)

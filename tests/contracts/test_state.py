@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lit_fedad.contracts.state import load_state, mapped, same, state_of, take_sizes
+from lit_fedad.core.errors import UserError
 
 Pair = namedtuple("Pair", "mean count")
 
@@ -81,3 +82,21 @@ def test_buffers_take_the_sizes_of_a_state_that_has_them():
     module.register_buffer("radii", torch.zeros(0))
     take_sizes(module, ["bank", "radii"], {"memory.bank": torch.ones(5, 2)}, "memory.")
     assert (tuple(module.bank.shape), tuple(module.radii.shape)) == ((5, 2), (0,))
+
+
+def test_a_misspelt_name_of_state_is_told_and_a_defect_of_a_property_is_not_taken_for_one():
+    class Misspelt:
+        state_names = ("velocty",)
+        velocity = 0
+
+    class Defective:
+        state_names = ("velocity",)
+
+        @property
+        def velocity(self):
+            return None.speed
+
+    with pytest.raises(UserError, match="^Misspelt: state_names has 'velocty', an attribute that it lacks"):
+        state_of(Misspelt())
+    with pytest.raises(AttributeError, match="speed"):
+        state_of(Defective())
