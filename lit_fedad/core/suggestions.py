@@ -20,6 +20,8 @@ def instead(key: str, config: Mapping[str, Any], target: str | None, files: Sequ
         files: Names of the files of a configuration group that the key's section may be.
     """
     section, _, name = key.rpartition(".")
+    if key.partition(".")[0] == "callbacks":
+        return f"; a new callback needs a plus sign: +{key}=..."
     if target and _takes(target, name):
         return f"; {target.rpartition('.')[2]} takes it: give +{key}=..."
     keys = {prefix for one in flatten(config) for prefix in accumulate(one.split("."), "{}.{}".format)}

@@ -40,6 +40,11 @@ def composed_with(overrides):
     [
         (["task.learning_rat=1"], "unknown key 'task.learning_rat'; did you mean 'task.learning_rate'"),
         (["metod=feddymem"], "did you mean 'method'"),
+        (
+            ["callbacks={mine: {_target_: a.B}}"],
+            "unknown key 'callbacks'; a new callback needs a plus sign: +callbacks=",
+        ),
+        (["callbacks.mine._target_=a.B"], "a new callback needs a plus sign: +callbacks.mine._target_="),
         (["METHOD=feddymem"], "unknown key 'METHOD'; did you mean 'method'?"),
         (["alpha=0.1"], "unknown key 'alpha'; did you mean 'evaluation.alpha' or 'partition.alpha'?"),
         (["method=fedbn", "method.client.mu=1"], "unknown key 'method.client.mu'; method.client has "),
