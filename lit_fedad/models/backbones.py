@@ -87,7 +87,8 @@ class FeaturePyramid(nn.Module):
         """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor for each layer.
 
         Raises:
-            UserError: If the model takes no images of this size, which may have to be a multiple of a patch.
+            UserError: If the model takes no images of this size, which may have to be a multiple of a patch, or
+                does not give one map for each layer.
         """
         try:
             maps = self.features(images.contiguous(memory_format=torch.channels_last))
@@ -99,6 +100,12 @@ class FeaturePyramid(nn.Module):
                     " give another image.size"
                 ) from error
             raise
+        if not isinstance(maps, (list, tuple)) or len(maps) != len(self.channels):
+            given = f"{len(maps)} maps" if isinstance(maps, (list, tuple)) else f"a {type(maps).__name__}"
+            raise UserError(
+                f"backbone {self.provenance['name']!r} gives {given}; its module must give a list of"
+                f" {len(self.channels)}, a map [B, C, H, W] for each layer"
+            )
         return [features.contiguous() for features in maps]
 
 

@@ -108,6 +108,21 @@ def test_layers_behind_the_last_used_one_are_dropped():
     assert not any(".layer3." in key or ".layer4." in key or ".fc." in key for key in keys)
 
 
+@pytest.mark.parametrize(
+    ("made", "given"),
+    [(lambda maps: maps[0], "a Tensor"), (lambda maps: maps[:1], "1 maps")],
+    ids=["one map", "fewer"],
+)
+def test_a_module_that_gives_no_map_for_each_layer_is_refused(monkeypatch, made, given):
+    pyramid = create_backbone("test_resnet", (1, 2), "random")
+    forward = pyramid.features.forward
+    monkeypatch.setattr(pyramid.features, "forward", lambda images: made(forward(images)))
+    with pytest.raises(
+        UserError, match=rf"backbone 'test_resnet' gives {given}; its module must give a list of 2"
+    ):
+        pyramid(torch.zeros(1, 3, 32, 32))
+
+
 def test_random_weights_are_seeded_said_and_recorded():
     torch.manual_seed(0)
     before = torch.get_rng_state()
