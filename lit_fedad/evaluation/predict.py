@@ -27,19 +27,27 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
     with torch.inference_mode(), fabric.autocast():
         prediction = client.predict_step(fabric.to_device(batch))
     if not isinstance(prediction, Prediction):
-        task, kind = type(client.task).__name__, type(prediction).__name__
-        raise UserError(f"task {task} predicts a {kind}; give a Prediction(image_score, anomaly_map)")
+        raise _odd(client, f"a {type(prediction).__name__}; give a Prediction(image_score, anomaly_map)")
     scores, maps, logits = prediction.image_score, prediction.anomaly_map, prediction.logits
+    images = batch.get("index", batch.get("image"))
     for name, value, form in (("image_score", scores, "[B]"), ("anomaly_map", maps, "[B, H, W]")):
-        if value is not None and value.dim() != form.count(",") + 1:
-            task = type(client.task).__name__
-            raise UserError(f"task {task} predicts an {name} of shape {list(value.shape)}; give {form}")
+        if value is None and name == "anomaly_map":
+            continue
+        if not isinstance(value, Tensor):
+            raise _odd(client, f"an {name} that is a {type(value).__name__}; give a tensor {form}")
+        if value.dim() != form.count(",") + 1 or (images is not None and len(value) != len(images)):
+            number = "" if images is None else f", of {len(images)} images"
+            raise _odd(client, f"an {name} of shape {list(value.shape)}; give {form}{number}")
     return Prediction(
         scores.float(),
         None if maps is None else maps.float(),
         None if logits is None else logits.float(),
         {name: other.float() for name, other in prediction.others.items()},
     )
+
+
+def _odd(client: Client, words: str) -> UserError:
+    return UserError(f"task {type(client.task).__name__} predicts {words}")
 
 
 def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:

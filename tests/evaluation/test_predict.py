@@ -117,6 +117,9 @@ def test_of_one_model_for_all_nothing_is_kept(task, scorer):
     [
         (Prediction(torch.ones(3, 1)), r"image_score of shape \[3, 1\]; give \[B\]"),
         (Prediction(torch.ones(3), torch.ones(3, 1, 4, 4)), r"anomaly_map .* give \[B, H, W\]"),
+        (Prediction(torch.ones(1)), r"image_score of shape \[1\]; give \[B\], of 3 images"),
+        (Prediction(torch.ones(3), torch.ones(1, 4, 4)), r"anomaly_map of shape \[1, 4, 4\]"),
+        (Prediction([1.0, 1.0, 1.0]), r"image_score that is a list; give a tensor \[B\]"),
     ],
 )
 def test_a_prediction_of_another_form_is_refused_with_the_task_named(task, prediction, said):
