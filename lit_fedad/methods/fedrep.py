@@ -25,7 +25,7 @@ class FedRepClient(FedAvgClient):
         base_first: Whether the representation is trained before the head.
 
     Raises:
-        UserError: If the task trains nothing but its head, or there is no epoch.
+        UserError: If the task trains nothing but its head or lacks a module of it, or there is no epoch.
     """
 
     def __init__(
@@ -35,6 +35,11 @@ class FedRepClient(FedAvgClient):
         if head_epochs == base_epochs == 0:
             raise UserError("method.client.head_epochs=0 base_epochs=0 train nothing; raise one of them")
         super().__init__(task, head_epochs + base_epochs)
+        if absent := sorted({*task.output_modules} - {*dict(task.named_modules())}):
+            raise UserError(
+                f"{type(task).__name__}: output_modules names {absent}, which are no modules; without them heads would"
+                " be shared"
+            )
         self.head_epochs, self.base_epochs, self.base_first = head_epochs, base_epochs, base_first
         self.epoch = 0
         head = tuple(f"{module}." for module in task.output_modules)

@@ -207,6 +207,13 @@ def test_a_task_that_is_all_head_is_refused_in_one_line(make_deep):
         FedRepClient(task)
 
 
+def test_a_misspelt_output_module_is_refused_since_heads_would_be_shared(make_deep):
+    task = make_deep()
+    task.output_modules = ("haed",)
+    with refusal(r"output_modules names \['haed'\], which are no modules"):
+        FedRepClient(task)
+
+
 def test_no_epoch_at_all_is_refused_by_its_keys(make_deep):
     with refusal("method.client.head_epochs=0 base_epochs=0"):
         FedRepClient(make_deep(), head_epochs=0, base_epochs=0)
