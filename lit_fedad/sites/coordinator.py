@@ -6,6 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,17 @@ _LONGEST_WAIT = 10
 
 
 class JoinError(RunStoppedError):
-    """Interrupts a run's rounds because sites join: the run goes on with them at once."""
+    """Interrupts a run's rounds because sites join: the run goes on with them at once.
+
+    Attributes:
+        names: Names of all sites that the run then has, in the order of their client numbers.
+    """
 
     at_once = True
+
+    def __init__(self, text: str, names: Sequence[str]) -> None:
+        super().__init__(text)
+        self.names = names
 
 
 def coordinate(
@@ -122,9 +131,8 @@ def coordinate(
     while True:
         try:
             return train(config, clients, quiet)
-        except JoinError:
-            names = dict(enumerate(clients.plan.names)) | dict(present())
-            clients.plan = replace(clients.plan, names=[names[client] for client in sorted(names)])
+        except JoinError as joined:
+            clients.plan = replace(clients.plan, names=joined.names)
 
 
 class SiteClients(Participants, RunCallback):
@@ -158,23 +166,27 @@ class SiteClients(Participants, RunCallback):
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
         """Looks after each round but the last for sites that can join; those that were refused cannot.
 
+        A site's place in the list is its client number, so it joins with or after the sites before it.
         A site that does not join, for example because its operator has not approved the run, is asked again when twice
         as many rounds have passed, or after ten more rounds if that is sooner.
 
         Raises:
             JoinError: If there are such sites.
         """
-        round = report.round
+        round, present = report.round, self.present()
+        by_number = dict(enumerate(self.plan.names)) | dict(present)
+        names = [by_number[client] for client in takewhile(by_number.__contains__, count())]
         joining = {
             client: name
-            for client, name in sorted(self.present().items())
-            if client not in self.refused
+            for client, name in enumerate(names)
+            if client in present
+            and client not in self.refused
             and not self.known.get(client, ABSENT).size
             and round >= self.again.get(client, 0)
         }
         if joining and 0 <= round < federation.rounds:
             self.again |= dict.fromkeys(joining, round + min(max(round, 1), _LONGEST_WAIT))
-            raise JoinError(f"sites join after round {round}: {', '.join(joining.values())}")
+            raise JoinError(f"sites join after round {round}: {', '.join(joining.values())}", names)
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
         """Asks every site who it is, and builds all parts of the run; see `Participants.build`."""

@@ -73,6 +73,18 @@ def test_a_site_that_does_not_join_is_asked_less_and_less_often(tmp_path):
     assert asked == [1, 2, 4, 8, 16, 26, 36, 46, 56]
 
 
+@pytest.mark.parametrize(("present", "names"), [({4: "far"}, None), ({3: "west", 4: "far"}, ["west", "far"])])
+def test_a_site_keeps_its_number_and_so_waits_for_the_one_before_it(tmp_path, present, names):
+    """Under another number it would be asked with the key of the site that is not there."""
+    clients = SiteClients(Plan([], NAMES, str(tmp_path), ()), Here([]), lambda: present)
+    joined = None
+    try:
+        clients.on_checkpoint(SimpleNamespace(rounds=9), SimpleNamespace(round=1))
+    except JoinError as error:
+        joined = error.names
+    assert joined == (names and [*NAMES, *names])
+
+
 class Fails(Here):
     """A carrier that loses what the second site answers before round 1."""
 
