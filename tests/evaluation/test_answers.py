@@ -173,6 +173,8 @@ def test_decisions_are_counted_where_the_images_are():
     for wrong in ([1, 2, 0, 0], [0, 0, 1, 2]):
         with pytest.raises(UserError, match="more decisions about nut are wrong than there are"):
             question.unpack({"rates": torch.tensor([wrong, *[[0, 0, 0, 0]] * 3])})
+    with pytest.raises(UserError, match="'rates' with values from -2"):  # fewer than no images
+        check({"rates": torch.tensor([[-1, -2, 0, 0], *[[0, 0, 0, 0]] * 3])}, question.spec(), "a site")
 
 
 def test_anomalies_of_no_product_are_counted_apart():
