@@ -1,5 +1,7 @@
 """The round loop on a method small enough to play by hand."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from helpers.toy_federation import by_hand
@@ -29,6 +31,25 @@ def test_client_order_does_not_matter(toy, tmp_path):
     forward = toy(values=values, folder=tmp_path / "a").run()
     backward = toy(values=dict(reversed(values.items())), folder=tmp_path / "b").run()
     assert [r.scalars for r in forward] == [r.scalars for r in backward]
+
+
+def test_a_round_that_the_privacy_budget_does_not_pay_for_is_not_begun(toy):
+    """A run that is resumed counts what it has released before."""
+
+    class Two:
+        def released_in(self, exchanges, client):
+            return len(exchanges)
+
+        def check(self, releases, what):
+            if releases > 2:
+                raise UserError(f"{what} would be sum {releases}")
+
+    for rounds in (1, 3):
+        federation = toy(rounds=rounds)
+        federation.plan = Two()
+        with pytest.raises(UserError, match="round 3 would be sum 3") if rounds > 1 else nullcontext():
+            federation.run()
+    assert [report.noised_sums for report in federation.history] == [1, 1]
 
 
 def test_a_client_without_data_has_no_effect(toy, tmp_path):
