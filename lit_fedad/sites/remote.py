@@ -87,7 +87,7 @@ class Sites:
         products: Names of all sites' products, once the sites have named them.
         told_apart: The products that the model tells apart.
         step: Number of the last request; each `play` and `ask` has one number for all clients.
-        left_out: Sites that get no requests, and why, by client.
+        left_out: Sites that differ from the coordinator or came too late, and why, by client.
         absent: Sites that take no part, including those left out, and why, by client.
         bases: Step after which each client's current state was stored, as far as the server knows.
         settled: The same as in the last complete checkpoint.
@@ -247,7 +247,7 @@ class Sites:
         max_bytes = LONGEST_START + payload
         outcome: Outcome[Reply] = Outcome({}, {})
         received: dict[int, bytes | NoReply] = {
-            c: NoReply(cause) for c, cause in (self._away | dict(self.left_out)).items() if c in requests
+            c: NoReply(cause) for c, cause in self._away.items() if c in requests
         }
         for _ in received if turns else ():
             self.progress.step()

@@ -127,6 +127,14 @@ def test_a_site_that_is_away_is_asked_in_no_other_exchange_of_the_round():
     assert transport.play(Sent(Exchange(), replace(CONTEXT, round=3), {1: b"y"}), ()).failures == {}
 
 
+def test_a_site_that_was_away_before_round_1_is_asked_to_catch_up_with_the_same_exchange(tmp_path):
+    transport, _ = sites({1: NoReply("gone")}, {1: good()})
+    sent = Sent(Exchange(), replace(CONTEXT, round=0), {1: b"y"})
+    assert transport.play(sent, ()).failures == {1: "gone"}
+    checkpoint(transport, tmp_path)
+    assert transport.play(sent, ()).failures == {}
+
+
 def test_a_site_that_does_not_say_who_it_is_may_answer_later():
     transport, _ = sites({0: NoReply("did not connect")}, {0: counted(2)})
     assert transport.hello([0]).failures == {0: "did not connect"}
