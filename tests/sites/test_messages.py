@@ -47,7 +47,7 @@ def changed(**values):
         {"numbers": {"nut": "1"}}, {"keep": 1}, {"exchange": -1}, {"round": None}, {"more": 1}, {"payload": "x"},
         {"names": ["x"] * 1001}, {"same": 3}, {"kind": "play"}, {"numbers": {"nut": 10**400}},
         {"question": "images"}, {"question": "Decisions"}, {"kind": "run", "question": ""}, {"run": [RUN]},
-        {"round": 1 << 31}, {"sealed": 1},
+        {"round": 1 << 31}, {"sealed": 1}, {"sealed": -1},
     ],
 )  # fmt: skip
 def test_requests_of_another_form_are_refused(values):
