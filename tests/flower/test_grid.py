@@ -115,6 +115,7 @@ def test_requests_go_to_keys_not_to_names():
     grid = Grid({7: KEYS[1], 8: KEYS[0], 9: b"a stranger who calls itself north"})
     assert carry(grid) == {0: b"TO NORTH", 1: b"TO EAST"}
     assert sorted(grid.pushed) == [(7, b"to east"), (8, b"to north")]
+    assert {request.metadata.ttl for request in grid.waiting.values()} == {60.0}  # not Flower's 12 hours
 
 
 def test_sites_are_told_when_all_their_requests_are_there():
@@ -215,6 +216,17 @@ def test_a_site_that_has_missed_a_request_is_waited_for_once_it_is_back():
     assert dict(carrier.carry(BOTH, 1000)) == {0: b"TO NORTH", 1: away}
     grid.nodes[9], grid.script = KEYS[1], ["answer", 3]  # it comes back, and loses a request
     assert dict(carrier.carry(BOTH, 1000)) == {0: b"TO NORTH", 1: b"TO EAST"}
+    del grid.nodes[9]
+    carrier.timeout = 0.3
+    assert dict(carrier.carry(BOTH, 1000))[1] == NoReply("did not connect within 0.3 seconds")
+
+
+def test_a_site_that_goes_away_with_a_request_is_not_waited_for_again():
+    grid = Grid({8: KEYS[0]}, *["wait"] * 1000)
+    carrier = carrier_of(grid, 0.3)
+    assert dict(carrier.carry({0: b"x"}, 1000)) == {0: NoReply("did not answer within 0.3 seconds")}
+    grid.nodes, carrier.timeout = {}, 3600.0
+    assert dict(carrier.carry({0: b"x"}, 1000)) == {0: NoReply("has not connected since it missed a request")}
 
 
 def test_other_errors_and_other_messages_are_not_taken():

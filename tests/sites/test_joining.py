@@ -1,5 +1,6 @@
 """Sites come to a run that has begun, and leave it."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +72,19 @@ def test_a_site_that_does_not_join_is_asked_less_and_less_often(tmp_path):
         except JoinError:
             asked.append(round)
     assert asked == [1, 2, 4, 8, 16, 26, 36, 46, 56]
+
+
+@pytest.mark.parametrize(
+    ("round", "refused", "joins"),
+    [(-1, set(), False), (0, set(), True), (8, set(), True), (9, set(), False), (8, {2}, False)],
+)
+def test_sites_join_after_the_set_up_and_before_the_last_round_unless_they_were_refused(
+    tmp_path, round, refused, joins
+):
+    clients = SiteClients(Plan([], NAMES, str(tmp_path), ()), Here([]), lambda: {2: "south"})
+    clients.refused = refused
+    with pytest.raises(JoinError, match="south") if joins else nullcontext():
+        clients.on_checkpoint(SimpleNamespace(rounds=9), SimpleNamespace(round=round))
 
 
 @pytest.mark.parametrize(("present", "names"), [({4: "far"}, None), ({3: "west", 4: "far"}, ["west", "far"])])
@@ -148,7 +162,7 @@ def test_sums_of_a_site_that_comes_late_are_added(folder, tmp_path):
 )
 def test_a_site_that_cannot_join_is_named_once_and_the_run_goes_on(folder, capfd, method, why):
     carrier = Comes(three_sites(folder), 1)
-    plan = Plan([f"method={method}", *DEBUG, "rounds=2", SKIP], NAMES[:2], str(folder / method), HERE)
+    plan = Plan([f"method={method}", *DEBUG, "rounds=3", SKIP], NAMES[:2], str(folder / method), HERE)
     result = coordinate(plan, carrier, present=carrier.present)
     (trouble,) = result["status"]["south"]["troubles"]
     assert trouble.startswith(f"takes no part: site south {why}")

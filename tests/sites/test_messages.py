@@ -2,6 +2,7 @@
 
 import json
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_other_bytes_are_refused(blob):
     for kind in (Request, Reply):
         with pytest.raises(UserError):
             kind.from_bytes(blob)
+
+
+def test_a_header_longer_than_any_is_not_read():
+    blob = REQUEST.to_bytes()
+    (length,) = struct.unpack_from(">I", blob)
+    for spaces, refused in ((1, False), (1 << 20, True)):
+        padded = struct.pack(">I", length + spaces) + blob[4 : 4 + length] + b" " * spaces
+        with pytest.raises(UserError, match="hold no message") if refused else nullcontext():
+            Request.from_bytes(padded)
 
 
 def test_another_version_is_told():
