@@ -3,6 +3,7 @@
 import csv
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers.sites import DEBUG, message_of, paint, quiet_site, reply_of, settings
@@ -15,6 +16,7 @@ from lit_fedad.sites.messages import Request
 from lit_fedad.sites.offer import OFFERED
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site_part import SitePart
 
 RUN = "0123456789abcdef"
 PICTURES = [word for word in DEBUG if not word.startswith("evaluation.pictures")]
@@ -89,6 +91,32 @@ def test_scores_that_are_told_by_stage_are_counted_by_stage(tmp_path, images, co
 def rows_of(folder):
     with (folder / "decisions.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_decisions_are_told_at_few_limits(site, decide, payload, tmp_path):
+    """Counts at many limits would tell each score."""
+    own = quiet_site(site.settings, folder=tmp_path)
+    asked = Request(
+        "ask", RUN, WORDS, 0, round=1, step=1, question="decisions", names=[decide.product], payload=payload
+    )
+    limits = ({decide.product: limit} for limit in (1.0, 2.0, 1.0, 3.0, 4.0))
+    codes = [reply_of(own, replace(asked, numbers=numbers)).code for numbers in limits]
+    assert codes == [0, 0, 0, 0, Code.REPEATED]
+
+
+@pytest.mark.parametrize(("calibration", "fewest"), [(((0, 1, 2),), 1), ((), 2)])
+def test_calibration_tells_of_the_images_that_were_held_out_or_else_of_all(calibration, fewest):
+    train = [SimpleNamespace(category=name) for name in ("nut", "nut", "pin", "pin", "nut")]
+    partition = SimpleNamespace(calibration=calibration, clients=((0, 1, 2, 3, 4),))
+    part = SimpleNamespace(images=SimpleNamespace(train=train), partition=partition, number=0)
+    assert SitePart.fewest_scored(part, "calibration") == fewest
+
+
+def test_copies_of_an_image_are_one_image_behind_a_sum():
+    part = SimpleNamespace(
+        summed=lambda by_product: {"0/nut": ["a", "b", "c"], "0/pin": ["d", "d", "d", "e"]}
+    )
+    assert SitePart.fewest(part) == 2
 
 
 @pytest.mark.slow
