@@ -6,13 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from helpers.sites import DEBUG, message_of, paint, quiet_site, reply_of, settings
+from helpers.sites import DEBUG, NAMES, Here, message_of, paint, quiet_site, reply_of, settings
 from PIL import Image
 
 from lit_fedad.experiment.build import build_model
+from lit_fedad.sites import coordinator
 from lit_fedad.sites.claims import CLAIMS
-from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.messages import Request
+from lit_fedad.sites.coordinator import Plan, SiteClients
+from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.offer import OFFERED
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.settings import SiteSettings
@@ -195,3 +196,19 @@ def test_what_a_killed_site_left_of_its_files_is_removed_when_it_starts(tmp_path
     (tmp_path / f".{OFFERED}.4711.partial").write_text("x")
     quiet_site(SiteSettings("north", tmp_path, ())).tidy()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["report.md"]
+
+
+def test_sites_report_by_the_first_rate_alone(monkeypatch, tmp_path):
+    """It is the one that the detector is shipped with; for sets of anomalies, limits do not depend on classes."""
+    asked = []
+    monkeypatch.setattr(coordinator, "calibrate", lambda *_: None)
+    monkeypatch.setattr(coordinator, "ship", lambda run: None)
+    monkeypatch.setattr(coordinator, "decide_apart", lambda *given: asked.append(given[-3:]))
+    config, federation = {"calibration": {"by": "product"}}, SimpleNamespace(rounds=1)
+    for anomalies in ([], ["far"]):
+        data = coordinator.SitesData({0: Facts(anomalies=anomalies)}, ["nut"], None, None)
+        run = SimpleNamespace(
+            data=data, federation=federation, config=config, alphas=[0.1, 0.01], decisions={}
+        )
+        SiteClients(Plan([], NAMES, str(tmp_path), ()), Here([])).judge(run)
+    assert asked == [(0.1, True, True), (0.01, True, False), (0.1, False, True), (0.01, False, False)]
