@@ -27,6 +27,7 @@ from lit_fedad.experiment.federations import TestsElsewhere, build_evaluator_of_
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_data import Record
+from lit_fedad.experiment.run_files import there
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
@@ -35,7 +36,7 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import noise_key
 from lit_fedad.privacy.protection import is_protected, promised
 from lit_fedad.report.console import Display
-from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
+from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol, write_facts
 from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
 from lit_fedad.sites.remote import Carrier, Sites
@@ -214,7 +215,8 @@ class SiteClients(Participants, RunCallback):
         self.status.absent = sites.absent
         for line in warnings:
             display.warn(line)
-        data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
+        sizes = SiteSizes.of(facts, config["rounds"])
+        data = SitesData(facts, sites.products, sites.told_apart, self.status, sizes)
         central = is_central(promised(config))  # the sites draw all other noise
         held = {client: site.held for client, site in sorted(facts.items())}  # noise depends on the sites
         federation = build_federation(
@@ -264,12 +266,14 @@ class SitesData:
     Attributes:
         facts: The facts that sites gave of themselves, by client.
         products: Names of all sites' products or classes.
+        told_apart: The products that the model tells apart.
         status: The operator's view of the sites.
         module: Numbers of training images by client.
     """
 
     facts: Mapping[int, Facts]
     products: Sequence[str]
+    told_apart: Sequence[str]
     status: Status
     module: SiteSizes
 
@@ -325,4 +329,7 @@ class SitesData:
         return flat_status(self.status.sites(history, {}))
 
     def save(self, folder: Path) -> None:
-        """Writes nothing: only the sites know which client has which image."""
+        """Writes the sites' facts, if the folder has none: only the sites know which client has which image."""
+        if not there(folder / ENROLLED):
+            known = {client: site for client, site in self.facts.items() if site.size}
+            write_facts(folder / ENROLLED, known, self.status.names, self.told_apart)

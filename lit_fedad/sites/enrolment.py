@@ -259,7 +259,7 @@ def enrol(
         sites.told_apart = held = settled or held
     _check_number(held, facts, names, MOST_PRODUCTS if tells_products(config) else MOST_ENTRIES)
     sites.products = list(sites.asked.classes) or held
-    _write(file, before | good, names, sites.told_apart)
+    write_facts(file, before | good, names, sites.told_apart)
     return facts, warnings + _doubts(good, facts, names)
 
 
@@ -299,7 +299,14 @@ def _doubts(
     ]
 
 
-def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]) -> None:
+def write_facts(
+    file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]
+) -> None:
+    """Writes the facts of the sites that have been in a run, and the products that its model tells apart.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
     content = {names[client]: {"client": client, **asdict(site)} for client, site in sorted(facts.items())}
     with unwritable_in_one_line(file), atomic(file, durable=True) as partial:
         partial.write_text(json.dumps({"products": list(products), "sites": content}, indent=1))

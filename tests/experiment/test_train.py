@@ -14,6 +14,7 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.run import RunCallback
 from lit_fedad.experiment.run_files import read_settings
 from lit_fedad.experiment.train import _play, summarise_run, train
+from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 
@@ -91,3 +92,22 @@ def test_a_folder_that_is_removed_while_the_run_is_at_work_is_a_runs_folder_at_i
     result = train(compose([*given, f"out={folder}"]), quiet=True, callbacks=[Removes()])
     assert read_settings(folder)["method"] == result["config"]["method"]
     assert (folder / "partition.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_moved_while_it_is_at_work_continues_after_its_last_round(tmp_path):
+    folder = tmp_path / "run"
+
+    class Moves(RunCallback):
+        def on_checkpoint(self, federation, report):
+            if report.round == 1:
+                folder.rename(tmp_path / "moved")
+            if report.round == 2:
+                raise KeyboardInterrupt
+
+    given = ["method=fedavg", "debug=seconds", "tracking=off", "rounds=3", f"cache.folder={tmp_path}"]
+    config = compose([*given, f"out={folder}"])
+    with pytest.raises(KeyboardInterrupt):
+        train(config, quiet=True, callbacks=[Moves()])
+    assert Checkpoints(folder / "checkpoints").latest_round() == 2
+    assert train(config, quiet=True)["last"]["round"] == 3

@@ -10,7 +10,7 @@ from helpers.sites import DEBUG, HERE, NAMES, Here, quiet_site, settings, three_
 from lit_fedad.contracts.exchange import Exchange, Exchanges
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.sites.coordinator import JoinError, Plan, SiteClients, coordinate, joinable
+from lit_fedad.sites.coordinator import ENROLLED, JoinError, Plan, SiteClients, coordinate, joinable
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.remote import NoReply
@@ -200,3 +200,27 @@ def test_one_set_up_exchange_that_needs_all_is_enough():
 
     assert Exchanges((Alone(),)).joinable
     assert not Exchanges((Alone(), Exchange())).joinable
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_moved_while_it_is_at_work_continues_after_its_last_round(folder, tmp_path):
+    """Its sites no longer have the states of the round that the moved folder ends with."""
+    run = tmp_path / "run"
+
+    class Moves(Here):
+        def carry(self, requests, most):
+            round = max(Request.from_bytes(blob).round for blob in requests.values())
+            if round == 2 and not (tmp_path / "moved").exists():
+                run.rename(tmp_path / "moved")
+            if round == 3 and (run / "checkpoints").exists() and not (tmp_path / "cut").exists():
+                (tmp_path / "cut").touch()
+                raise KeyboardInterrupt
+            yield from super().carry(requests, most)
+
+    plan = Plan(["method=fedavg", *DEBUG, "rounds=3"], NAMES, str(run), (*HERE, "tracking=off"))
+    carrier = Moves(three_sites(folder))
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(plan, carrier, quiet=True)
+    enrolled = [(place / ENROLLED).read_text() for place in (run, tmp_path / "moved")]
+    assert enrolled[0] == enrolled[1]
+    assert coordinate(plan, carrier, quiet=True)["last"]["round"] == 3
