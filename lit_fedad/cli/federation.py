@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +70,6 @@ def start(fed: str) -> None:
     from lit_fedad.tracking.sender import where_compared
 
     folder, display = FederationFolder.open(Path(fed)), Display()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name, fingerprint in folder.fingerprints().items():
         display.note(f"site {name}: {fingerprint}")
     coordinator.start(folder, display)

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import signal
 import ssl
 import sys
 from dataclasses import replace
@@ -21,6 +22,7 @@ import lit_fedad
 from lit_fedad.cli.main import main
 from lit_fedad.core.errors import ANEW, RESTORE, UserError
 from lit_fedad.experiment.claim import locked
+from lit_fedad.flower import coordinator
 from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder, bound_memory
 
@@ -212,6 +214,14 @@ def test_a_second_start_leaves_the_error_file_of_the_first(tmp_path, capsys):
         assert main(["federation", "start", f"fed={fed}"]) == 2
     assert "another lit-fedad command is at work" in "".join(capsys.readouterr().err.splitlines())
     assert (fed / "error.txt").exists()
+
+
+def test_a_coordinator_that_is_terminated_says_so(tmp_path, capsys, monkeypatch):
+    init(tmp_path)
+    monkeypatch.setattr(coordinator, "start", lambda *_: signal.raise_signal(signal.SIGTERM))
+    capsys.readouterr()
+    assert main(["federation", "start", f"fed={tmp_path / 'fed'}"]) == 143
+    assert capsys.readouterr().err == "error: terminated; the same command continues\n"
 
 
 def test_advice_about_a_run_is_what_a_coordinator_can_do(tmp_path):
