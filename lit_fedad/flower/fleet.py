@@ -95,16 +95,21 @@ class _Outage(logging.Filter):
         self.ongoing = False
 
 
+_LARGEST_ERROR = 4 << 10
+"""Most bytes of an answer that says why the coordinator refuses a request: its text is shown to the operator."""
+
+
 class _BoundedBody(httpx.SyncByteStream):
-    """The body of an answer, whose reading fails after `_LARGEST` bytes."""
+    """The body of an answer, whose reading fails after `_LARGEST` bytes, or `_LARGEST_ERROR` of an error."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self.answer, self.stream = answer, answer.stream
+        self.largest = _LARGEST_ERROR if answer.is_error else _LARGEST
 
     def __iter__(self) -> Iterator[bytes]:
         total = 0
         for chunk in cast("httpx.SyncByteStream", self.stream):
-            if (total := total + len(chunk)) > _LARGEST:
+            if (total := total + len(chunk)) > self.largest:
                 raise httpx.DecodingError("an answer is too long", request=self.answer.request)
             yield chunk
 
@@ -120,6 +125,7 @@ def _bound(answer: httpx.Response) -> None:
     """Bounds the body of an answer before it is read, refuses a compressed one, and turns 401 into `_REFUSED`."""
     if "content-encoding" in answer.headers:
         raise httpx.DecodingError("an answer is packed, which nobody asked for", request=answer.request)
+    answer.encoding = "utf-8"  # the answer could name a codec that unpacks, or that fails
     answer.stream = _BoundedBody(answer)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         answer.status_code = _REFUSED
@@ -330,7 +336,7 @@ def _activate(
             elif error.response.status_code >= 500:
                 state = "is not ready"
             cause = f"{state} ({'one of the clocks is wrong' if wrong_clock else cause})"
-        except (httpx.RequestError, ValueError, DecodeError) as error:
+        except (httpx.RequestError, ValueError, RecursionError, DecodeError) as error:
             wrong_time = re.search("certificate (is not yet valid|has expired)", str(error))
             if wrong_time and not (again and time.monotonic() < deadline):
                 raise UserError(

@@ -189,6 +189,37 @@ def test_a_site_that_is_refused_says_why(monkeypatch, tmp_path, failure, said):
         fleet._activate("coordinator", tmp_path, print)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (b"[" * 4000, "text/plain"),  # Flower's functions read it as JSON
+        (b"x", "text/plain; charset=zlib"),
+        (b'{"code": 2004, "detail": "%s"}' % bytes(5000).replace(b"\0", b"x"), "text/plain"),
+    ],
+)
+def test_a_coordinators_error_that_cannot_be_read_does_not_end_a_site(monkeypatch, tmp_path, text, kind):
+    write_site_key(tmp_path)
+    answers = [
+        httpx.Response(503, headers={"content-type": kind}, stream=httpx.ByteStream(text)),
+        httpx.Response(200),
+        httpx.Response(200),
+    ]
+
+    def client(*_, interceptors):
+        one = fleet.BoundedClient("https://coordinator", interceptors=interceptors)
+        one._client._transport = httpx.MockTransport(lambda _: answers.pop(0))
+        return one
+
+    monkeypatch.setattr(fleet.BoundedClient, "from_server_address", client)
+    monkeypatch.setattr(fleet.time, "sleep", lambda _: None)
+    told = []
+    fleet._activate("coordinator", tmp_path, told.append)
+    assert answers == []
+    (line,) = told
+    assert line.endswith("; trying again")
+    assert len(line) < 100
+
+
 def test_an_outage_is_two_lines():
     """Flower logs a line for each attempt, without address or time."""
     notes = []
