@@ -120,11 +120,11 @@ class Site:
 
         A session that refuses the products is not kept.
         """
+        self._check_whole()
         approvals = len(self.approvals.entries())
         key = (request.run, tuple(request.overrides), request.client, tuple(request.classes), approvals)
         keyed, self._session = self._session, None
         if keyed is None or keyed[0] != key:
-            self._check_whole()
             keyed = None  # frees the memory of the old model before the new one is built
             keyed = key, Session(request, self.settings, self.display)
         keyed[1].settle(request.products)

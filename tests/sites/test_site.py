@@ -164,6 +164,23 @@ def test_a_record_that_was_cut_off_is_no_shorter_record(begun, train, folder, tm
     assert not reply_of(quiet_site(given), train).code
 
 
+@pytest.mark.parametrize("name", ["runs.jsonl", "ledger.jsonl"])
+def test_a_record_that_is_removed_while_the_site_is_at_work_is_missed_at_once(
+    begun, train, folder, tmp_path, name
+):
+    """A program that renames old logs may take it for one."""
+    for kept in ("log.jsonl", "runs.jsonl"):
+        shutil.copy(folder / "north" / kept, tmp_path)
+    Ledger(tmp_path / "ledger.jsonl").spend("a", "noise", 1.0, 1e-5)
+    site = quiet_site(replace(settings(folder, "north"), folder=tmp_path))
+    assert not reply_of(site, train).code
+    (tmp_path / name).rename(tmp_path / "old")
+    assert reply_of(site, train).code == Code.FAILED
+    assert f"{name}: has 0 lines of" in site.log.entries()[-1]["why"]
+    (tmp_path / "old").rename(tmp_path / name)
+    assert not reply_of(site, train).code
+
+
 def test_a_site_that_is_asked_under_anothers_number_says_so(begun, train, folder):
     """Its images are the same, and nothing is to be given back: two files under keys were exchanged."""
     reply = reply_of(quiet_site(settings(folder, "north")), replace(train, client=1))

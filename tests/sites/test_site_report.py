@@ -17,6 +17,7 @@ from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.offer import OFFERED
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import AUDIT
 from lit_fedad.sites.site_part import SitePart
 
 RUN = "0123456789abcdef"
@@ -48,7 +49,8 @@ def decide(site, payload):
     (product,) = reply_of(site, first).facts.held
 
     def ask(limit, question="decisions"):
-        (site.settings.folder / CLAIMS).unlink(missing_ok=True)  # a run is asked at few thresholds
+        for record in (CLAIMS, AUDIT):  # a run is asked at few thresholds
+            (site.settings.folder / record).unlink(missing_ok=True)
         request = Request(
             "ask", RUN, WORDS, 0, round=1, step=1, question=question, numbers={product: limit}, names=[product],
             payload=payload,
