@@ -90,6 +90,9 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
             raise UserError(
                 f"{command[0]} is neither beside this Python nor on PATH: {install('flower')}"
             ) from None
+        except BaseException:  # a signal; the SuperLink may have begun
+            end_leftover(folder.path)
+            raise
         try:
             remember(folder.path, process.pid)
             deadline = time.monotonic() + _READY_S

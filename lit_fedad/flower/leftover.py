@@ -40,17 +40,7 @@ def end_leftover(folder: Path) -> bool:
     Raises:
         UserError: If the file cannot be read.
     """
-    path = folder / _FILE
-    if not path.exists():
-        return False
-    try:
-        leader = plain_json(stored_text(path))
-        pid, began_at, booted = int(leader["pid"]), float(leader["began"]), leader["booted"]
-        if not 0 < pid < 1 << 31:
-            raise ValueError("no number of a process")
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
-    leftover = _session(pid, began_at, folder) if booted == boot_id() else []
+    leftover = _left(_leader(folder / _FILE), folder)
     for process in leftover:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -59,28 +49,40 @@ def end_leftover(folder: Path) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, _GRACE_S)
-    path.unlink()
+    (folder / _FILE).unlink(missing_ok=True)
     return bool(leftover)
 
 
-def _session(pid: int, began_at: float, folder: Path) -> list[psutil.Process]:
-    """Lists the running processes of a session, those with the folder's `MARK`, and the children of both.
+def _leader(path: Path) -> int | None:
+    """Reads the number of the process that `remember` wrote down; None if there is no such process any more."""
+    if not path.exists():
+        return None
+    try:
+        leader = plain_json(stored_text(path))
+        pid, began_at, booted = int(leader["pid"]), float(leader["began"]), leader["booted"]
+        if not 0 < pid < 1 << 31:
+            raise ValueError("no number of a process")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
+    if booted != boot_id():
+        return None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if not is_same(pid, began_at):  # another process has got its number since
+            return None
+    return pid
+
+
+def _left(leader: int | None, folder: Path) -> list[psutil.Process]:
+    """Lists the running processes of a leader's session, those with the folder's `MARK`, and the children of both.
 
     The session is found even if its first process has ended: the system reuses its number only once the whole session
-    has ended. Processes in sessions of their own, such as Flower's ServerApp, are then known by their `MARK`.
-
-    Args:
-        pid: Number of the session and of its first process.
-        began_at: When that process began: one that began at another time has got its number since.
-        folder: The coordinator's folder.
+    has ended. Processes in sessions of their own, such as Flower's ServerApp, are then known by their `MARK`, and so is
+    a SuperLink whose coordinator was ended before it could write down its number.
     """
-    reused = False
-    with contextlib.suppress(psutil.NoSuchProcess):
-        reused = not is_same(pid, began_at)
     processes: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
-            in_session = os.getsid(process.pid) == pid and not reused
+            in_session = leader is not None and os.getsid(process.pid) == leader
             if in_session or process.environ().get(MARK) == str(folder):
                 processes |= {process, *process.children(recursive=True)}
         except (OSError, psutil.Error):

@@ -69,6 +69,15 @@ def test_a_session_ends_with_all_its_processes(tmp_path, session, headless):
     assert not end_leftover(tmp_path)
 
 
+@pytest.mark.parametrize("session", ["own"], indirect=True)
+def test_a_process_whose_number_was_never_written_down_is_known_by_its_mark(tmp_path, session):
+    """Its coordinator was ended while it was started."""
+    process, child = session
+    assert end_leftover(tmp_path)
+    assert not alive(process.pid)
+    assert not alive(child)
+
+
 def test_another_process_of_that_number_is_left_alone(tmp_path, session):
     process, child = session
     remember(tmp_path, process.pid)
