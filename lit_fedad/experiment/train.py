@@ -70,7 +70,7 @@ def train(
                     "complete, but judged by other keys: decisions, figures and result are made anew"
                 )
             chosen = [_callback(name, node) for name, node in config["callbacks"].items()]
-            hooks = [_Whole(), Console(), *participants.callbacks, *chosen, Tracking(), *callbacks]
+            hooks = [_KeepSettings(), Console(), *participants.callbacks, *chosen, Tracking(), *callbacks]
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
             launched(call(make_fabric, settings, "fabric"), _play)(config, participants, quiet)
         else:
@@ -130,10 +130,10 @@ def _compare_images(config: Config, folder: Path, display: Display) -> None:
     Checkpoints(folder / "checkpoints", images=digest).check_images(latest)
 
 
-class _Whole(RunCallback):
-    """Gives the run's folder its settings again if it was moved or removed while the run is at work.
+class _KeepSettings(RunCallback):
+    """Writes the settings again after a round if the run's folder was moved or removed while the run is at work.
 
-    The rounds go on, and no later command would take their checkpoints for those of a run.
+    Checkpoints go into a new folder then, and without settings no later command would take it for that of a run.
     """
 
     _run: Run
@@ -143,11 +143,11 @@ class _Whole(RunCallback):
         self._run = run
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Looks after each round."""
-        _make_whole(self._run)
+        """Writes what is missing."""
+        _write_missing_settings(self._run)
 
 
-def _make_whole(run: Run) -> None:
+def _write_missing_settings(run: Run) -> None:
     if not there(run.folder.path / "config.yaml"):
         write_settings(run.folder.path, run.config)
         run.data.save(run.folder.path)
@@ -177,7 +177,7 @@ def conclude(run: Run, participants: Participants = _HERE) -> None:
         # If a run is judged again, its old result is removed first: if the command ends early, old and new files would
         # otherwise be mixed.
         (run.folder.path / "result.json").unlink(missing_ok=True)
-        _make_whole(run)
+        _write_missing_settings(run)
     if run.model.task.kind == "anomaly":
         participants.judge(run)
     fabric.call("on_rounds_end", run)
