@@ -208,7 +208,7 @@ def test_sites_report_by_the_first_rate_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(coordinator, "decide_apart", lambda *given: asked.append(given[-3:]))
     config, federation = {"calibration": {"by": "product"}}, SimpleNamespace(rounds=1)
     for anomalies in ([], ["far"]):
-        data = coordinator.SitesData({0: Facts(anomalies=anomalies)}, ["nut"], None, None)
+        data = coordinator.SitesData({0: Facts(anomalies=anomalies)}, ["nut"], ["nut"], None, None)
         run = SimpleNamespace(
             data=data, federation=federation, config=config, alphas=[0.1, 0.01], decisions={}
         )
