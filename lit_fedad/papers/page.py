@@ -145,9 +145,11 @@ def build_page(
     }
     sections = [Section(title, blocks) for title, part in parts.items() if (blocks := list(part))]
     experiments = list(dict.fromkeys(run.tracked.experiment for run in runs))
+    older = len(runs) - len(grouped)
+    repeated = f", and {older} that later ones repeat" if older else ""
     return Page(
         f"Runs: {', '.join(experiments)}",
-        f"Complete runs: {len(runs)}. Numbers link to their runs in MLflow ({links.ui}): "
+        f"Complete runs: {len(grouped)}{repeated}. Numbers link to their runs in MLflow ({links.ui}): "
         "means over seeds to the comparison of their runs. ± is the sample standard deviation over seeds.",
         sections,
     )

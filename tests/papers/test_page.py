@@ -91,6 +91,12 @@ def test_seeds_are_one_line_that_links_to_their_comparison(make_run, page_of):
     assert (first.cells[-1].text, first.cells[-1].url) == ("a", "../outputs/a")
 
 
+def test_runs_that_a_later_one_repeats_are_counted_apart(make_run, page_of):
+    runs = [make_run(name, "feddymem", [0.5, 0.7]) for name in "abc"]
+    assert page_of(runs).summary.startswith("Complete runs: 1, and 2 that later ones repeat.")
+    assert page_of(runs[:1]).summary.startswith("Complete runs: 1.")
+
+
 def test_a_mean_over_some_seeds_says_of_how_many(make_run, page_of):
     runs = [with_products(make_run(name, "feddymem", [0.5], seed=int(name)), 0.01) for name in "012"]
     runs[1].result["last"]["p_auroc"] = {"mean": None, "worst": None, "per_client": {"0": None}}
